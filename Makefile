@@ -6,11 +6,12 @@ SHELL := /bin/bash
 PYTHON ?= python3
 export SGLANG_ROLLOUT_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sglang-rollout
 CACHE := $(SGLANG_ROLLOUT_CACHE)
-VENV := $(CACHE)/venv/$(shell cat pyproject.toml | sha256sum | cut -c1-12)
+# Keyed by what is installed, not by tool settings.
+VENV := $(CACHE)/venv/$(shell sed -n '1,/^\[tool/p' pyproject.toml | sha256sum | cut -c1-12)
 PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
 	@mkdir -p $(dir $(VENV)) && $(PYTHON) -m venv $(VENV) && $(VENV)/bin/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@

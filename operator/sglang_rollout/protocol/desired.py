@@ -1,0 +1,55 @@
+"""What the operator wants of one agent, as one level: sent again it changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .weights import PauseMode, WeightMove, WeightVersion
+
+
+class ExecutionState(StrEnum):
+    RUNNING = "Running"
+    PAUSED = "Paused"
+
+
+@dataclass(frozen=True)
+class Execution:
+    state: ExecutionState = ExecutionState.RUNNING
+    pause_mode: PauseMode = PauseMode.RETRACT
+
+
+@dataclass(frozen=True)
+class GroupAssignment:
+    """The pods that form one engine now. A launcher of a multi-node engine starts only with an assignment whose
+    rank 0 confirms its pod UID and incarnation, and joins at that address: never at a DNS name, which may still
+    be the terminating pod's."""
+
+    incarnation: int
+    rank0_pod_uid: str
+    rank0_pod_ip: str
+
+
+@dataclass(frozen=True)
+class AgentDesired:
+    """PUT /v1/desired.
+
+    lease_term: the operator's term; an agent that has seen a higher one answers 409.
+    generation: of the resource that this was planned from.
+    group: None until every pod of the engine exists with an address.
+    boot: what an engine that starts from now on loads.
+    move: the weight move in progress or last made; None: none was asked for yet.
+    restart_engine: kill the engine if its start id is this one; any other engine is left alone.
+    drain: no new work is coming; finish or abort what runs.
+    probe_seconds: the deadline of the generation probe; 0 turns the probe off.
+    """
+
+    lease_term: int
+    generation: int
+    boot: WeightVersion
+    execution: Execution
+    group: GroupAssignment | None = None
+    move: WeightMove | None = None
+    restart_engine: str = ""
+    drain: bool = False
+    probe_seconds: float = 60.0

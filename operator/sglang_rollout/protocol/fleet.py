@@ -1,0 +1,36 @@
+"""The fleet's ConfigMap: what every pod of a fleet must know before the operator has spoken to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .weights import WeightVersion
+
+
+def audience(resource_uid: str) -> str:
+    """The audience of the tokens that the operator presents to the pods of one fleet. It carries the resource's
+    UID: a token shown to the image of one tenant is worth nothing at another's."""
+    return f"sglang-rollout:{resource_uid}"
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whom the pods obey. jwks: the cluster's public keys (/openid/v1/jwks), so tokens are verified offline;
+    callers: full ServiceAccount user names, system:serviceaccount:<namespace>:<name>."""
+
+    audience: str
+    issuer: str
+    callers: list[str]
+    jwks: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FleetConfig:
+    """boot: what an engine loads that starts while the operator is away. Written only after a commit."""
+
+    namespace: str
+    name: str
+    uid: str
+    boot: WeightVersion
+    trust: Trust

@@ -1,0 +1,91 @@
+"""What an agent reports of its pod and engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .weights import Step
+
+
+class EngineState(StrEnum):
+    ABSENT = "Absent"  # no launcher has asked to start yet, or the engine container is down
+    WAITING = "Waiting"  # the launcher waits: for the group, or because what it should load is refused
+    STARTING = "Starting"  # SGLang runs but does not answer yet
+    SERVING = "Serving"  # SGLang answers (rank 0: /health and /model_info; other ranks: its process lives)
+    STOPPING = "Stopping"  # being killed or drained
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """One engine process, as read from it, never as remembered.
+
+    start_id: made by the launcher at each engine start; a new one means new keys and lost state.
+    weight_version, model_path: from /model_info; empty while not SERVING and on ranks > 0.
+    data_key: what a router presents to this engine. The admin key never leaves the pod.
+    paused: from /ready (503 while paused).
+    failure: why the engine is not there, one sentence with the last log line that matters.
+    """
+
+    state: EngineState = EngineState.ABSENT
+    start_id: str = ""
+    started_at: str = ""
+    weight_version: str = ""
+    model_path: str = ""
+    data_key: str = ""
+    paused: bool = False
+    sglang_version: str = ""
+    failure: str = ""
+    running_requests: int = 0
+    queued_requests: int = 0
+
+
+@dataclass(frozen=True)
+class MoveReport:
+    """How far the move `id` has come. `error` without `dirty`: refused or failed before the first byte, the old
+    weights serve. `dirty`: bytes may have changed; the engine stays paused and must not be continued."""
+
+    id: str
+    reached: Step = Step.NONE
+    error: str = ""
+    refused: bool = False  # the checkpoint itself is wrong: trying again cannot help
+    dirty: bool = False
+    aborted: bool = False
+    prepare_seconds: float = 0.0
+    stall_seconds: float = 0.0  # pause to continue; 0 before it continued
+
+
+@dataclass(frozen=True)
+class AgentReport:
+    """GET /v1/report and the answer to PUT /v1/desired. `revision` grows with every change of the rest and starts
+    again when `agent_start` (a random id of the agent's process) changes.
+
+    generation, lease_term: of the desired state last accepted; 0 before the first.
+    probe_failure: why the generation probe found the engine wedged; empty when it did not.
+    drained: asked to drain, and nothing runs any more.
+    message: what the agent is doing or waiting for, for people.
+    """
+
+    revision: int
+    agent_start: str
+    pod_uid: str
+    rank: int
+    lease_term: int = 0
+    generation: int = 0
+    incarnation: int = 0
+    engine: EngineReport = field(default_factory=EngineReport)
+    move: MoveReport | None = None
+    probe_failure: str = ""
+    drained: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class AgentIdentity:
+    """GET /v1/identity, open to anyone in the pod network: holds no secret. Agents of the same engine use it to
+    confirm rank 0 and to notice that it started again (then they restart their own engine process to rejoin)."""
+
+    pod_uid: str
+    rank: int
+    incarnation: int
+    start_id: str
