@@ -1,0 +1,44 @@
+"""spec.agent: the sidecar that drives its engine."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from .kubernetes_types import ResourceRequirements
+from .schema import ApiModel, Quantity
+
+
+class Staging(ApiModel):
+    """Where an agent keeps weights that are not served yet."""
+
+    medium: Literal["Host", "Device"] = Field(
+        default="Host", description="Host: shared memory of the pod. Device: GPU memory."
+    )
+    versions: int = Field(default=1, ge=1, le=2, description="How many versions of the weights fit.")
+    bucket_size: Quantity = Field(default="512Mi", description="Size of one transfer bucket.")
+
+
+class GpuAccess(ApiModel):
+    """How an agent reaches the GPUs of its engine."""
+
+    type: Literal["None", "ResourceClaim", "VisibleDevices"] = Field(
+        default="None",
+        description="None: not at all. ResourceClaim: a claim shared with the engine. VisibleDevices: by environment.",
+    )
+
+
+class Agent(ApiModel):
+    """The sidecar beside every engine pod."""
+
+    image: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="Image with the agent; absent: the one that the operator was installed with.",
+    )
+    staging: Staging = Field(default=Staging(), description="Where weights are kept before they are served.")
+    gpu_access: GpuAccess = Field(default=GpuAccess(), description="How the agent reaches the engine's GPUs.")
+    resources: ResourceRequirements = Field(
+        default=ResourceRequirements(), description="Resources of the agent's container."
+    )

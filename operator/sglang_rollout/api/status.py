@@ -1,0 +1,187 @@
+"""status: what the operator last saw and decided. One writer, the operator; written only on a change."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .conditions import Condition, timestamp
+from .memory import Residency
+from .schema import ApiModel, Text, Timestamp, list_type
+
+HISTORY_MAX = 32
+
+ExecutionPhase = Literal["Running", "Pausing", "Paused", "Resuming"]
+WeightPhase = Literal["Idle", "Staging", "Prepared", "Committing", "Verifying", "Failed"]
+Decision = Literal["Commit", "Abort"]
+ReleasedTag = Literal["weights", "kvCache", "cudaGraph"]
+
+
+class MemoryStatus(ApiModel):
+    """What is in GPU memory over the whole fleet: Released only when it is on every engine."""
+
+    weights: Residency | None = Field(default=None, description="The model's weights.")
+    kv_cache: Residency | None = Field(default=None, description="The KV cache.")
+    cuda_graph: Residency | None = Field(default=None, description="Captured CUDA graphs.")
+
+
+class WeightTransaction(ApiModel):
+    """The fleet's last move to other weights. Once the decision is Commit it only goes forward."""
+
+    id: str = Field(max_length=128, description="Identity of the move.")
+    version: str = Field(default="", max_length=128, description="Label that it moves to.")
+    decision: Decision | None = Field(default=None, description="Commit or Abort; absent: not decided yet.")
+    prepared: int = Field(default=0, ge=0, description="Engines that hold the new weights, checked.")
+    committed: int = Field(default=0, ge=0, description="Engines that serve them.")
+    started_at: Timestamp | None = Field(default=None, description="When it was planned.")
+    completed_at: Timestamp | None = Field(default=None, description="When it ended.")
+    stall_seconds: str | None = Field(
+        default=None,
+        max_length=32,
+        description="Longest time that an engine generated nothing, in seconds, as a decimal.",
+    )
+    message: str = Field(default="", max_length=2048, description="Why it failed or what it waits for.")
+
+
+class CommittedVersion(ApiModel):
+    """A version that the fleet has served."""
+
+    version: str = Field(max_length=128, description="Its label.")
+    path: str = Field("", max_length=1024, description="Folder of its checkpoint, for engines that start later.")
+    committed_at: Timestamp = Field(description="When the fleet moved to it.")
+
+
+class WeightsStatus(ApiModel):
+    """Which weights the fleet serves."""
+
+    version: str = Field(default="", max_length=128, description="What every routable engine serves.")
+    target_version: str = Field(default="", max_length=128, description="What the fleet should serve.")
+    phase: WeightPhase = Field(default="Idle", description="How far the move to the target is.")
+    epoch: int = Field(
+        default=0, ge=0, description="Membership of the transfer group; grows when an engine comes or goes."
+    )
+    transaction: WeightTransaction | None = Field(default=None, description="The last move.")
+    history: tuple[CommittedVersion, ...] = Field(
+        default=(),
+        max_length=HISTORY_MAX,
+        json_schema_extra=list_type("atomic"),
+        description="Versions served, oldest first; it starts with the one that the fleet booted with.",
+    )
+
+    def with_committed(self, version: str, path: str, now: datetime) -> WeightsStatus:
+        """History with `version` as its newest entry, bounded; unchanged when it is the newest already."""
+        if self.history and self.history[-1].version == version:
+            return self
+        entry = CommittedVersion(version=version, path=path, committed_at=timestamp(now))
+        kept = tuple(old for old in self.history if old.version != version)
+        return self.model_copy(update={"history": (*kept, entry)[-HISTORY_MAX:]})
+
+    def lag(self, version: str) -> int | None:
+        """How many versions `version` is behind the newest committed one; None: it was never committed."""
+        versions = [entry.version for entry in self.history]
+        return len(versions) - 1 - versions.index(version) if version in versions else None
+
+
+class EngineStatus(ApiModel):
+    """One engine."""
+
+    name: str = Field(max_length=253, description="Name of its StatefulSet.")
+    address: str = Field(default="", max_length=253, description="host:port of its HTTP server.")
+    agent: str = Field(default="", max_length=253, description="host:port of rank 0's agent.")
+    incarnation: int = Field(
+        default=0, ge=0, description="Grows each time its pods are recreated or its engine restarts."
+    )
+    pod_uids: tuple[Annotated[str, Field(max_length=64)], ...] = Field(
+        default=(),
+        max_length=256,
+        json_schema_extra=list_type("atomic"),
+        description="UIDs of the pods of this incarnation, by rank.",
+    )
+    ready: bool = Field(default=False, description="Whether every one of its pods is Ready.")
+    routable: bool = Field(default=False, description="Whether it is in the router, at an allowed version.")
+    paused: bool = Field(default=False, description="Whether it is paused.")
+    released: tuple[ReleasedTag, ...] = Field(
+        default=(),
+        max_length=3,
+        json_schema_extra=list_type("atomic"),
+        description="What it has released from GPU memory.",
+    )
+    weight_version: str = Field(default="", max_length=128, description="Label read back from it.")
+    restarts: int = Field(default=0, ge=0, description="Restarts that count against restartPolicy.maxRestarts.")
+    restarted_at: Timestamp | None = Field(default=None, description="When its last restart began.")
+    message: Text = Field(default="", description="What it waits for or why it is not routable.")
+
+
+class RouterStatus(ApiModel):
+    """The router."""
+
+    url: str = Field(default="", max_length=1024, description="Where clients send requests.")
+    registered: int = Field(default=0, ge=0, description="Engines that every pod of the router knows.")
+
+
+class RestartStatus(ApiModel):
+    """The last restart that was asked for."""
+
+    request_id: str = Field(max_length=128, description="Its requestID.")
+    started_at: Timestamp | None = Field(default=None, description="When it began.")
+    completion_time: Timestamp | None = Field(default=None, description="When the last engine was back.")
+    restarted: int = Field(default=0, ge=0, description="Engines that are back.")
+
+
+class ProfileStatus(ApiModel):
+    """The last profile that was asked for."""
+
+    request_id: str = Field(max_length=128, description="Its requestID.")
+    result: Literal["Running", "Completed", "Error"] | None = Field(default=None, description="How it went.")
+    completion_time: Timestamp | None = Field(default=None, description="When it ended.")
+    message: Text = Field(default="", description="Where the profiles are, or what went wrong.")
+
+
+class WeightCheckStatus(ApiModel):
+    """The last weight check that was asked for."""
+
+    request_id: str = Field(max_length=128, description="Its requestID.")
+    action: str = Field(default="", max_length=32, description="Its action.")
+    result: Literal["Running", "Passed", "Mismatch", "Unsupported", "Error"] | None = Field(
+        default=None, description="How it went."
+    )
+    weight_version: str = Field(default="", max_length=128, description="Label of the weights that were checked.")
+    completion_time: Timestamp | None = Field(default=None, description="When it ended.")
+    mismatched_engines: tuple[Annotated[str, Field(max_length=253)], ...] = Field(
+        default=(), max_length=1000, json_schema_extra=list_type("atomic"), description="Engines whose weights differ."
+    )
+    message: Text = Field(default="", description="What differs or went wrong.")
+
+
+class Status(ApiModel):
+    """What the operator last saw and decided."""
+
+    observed_generation: int = Field(
+        default=0, ge=0, description="Generation of the resource that this status answers."
+    )
+    replicas: int = Field(default=0, ge=0, description="Engines that exist.")
+    ready_replicas: int = Field(default=0, ge=0, description="Engines whose every pod is Ready.")
+    routable_replicas: int = Field(default=0, ge=0, description="Engines in the router, at an allowed version.")
+    selector: str = Field(
+        default="", max_length=1024, description="Label selector of the rank-0 pods, for autoscalers."
+    )
+    execution_state: ExecutionPhase | None = Field(default=None, description="Running, Pausing, Paused or Resuming.")
+    memory: MemoryStatus | None = Field(default=None, description="What is in GPU memory.")
+    weights: WeightsStatus | None = Field(default=None, description="Which weights the fleet serves.")
+    engines: tuple[EngineStatus, ...] = Field(
+        default=(), max_length=2000, json_schema_extra=list_type("atomic"), description="The engines, by index."
+    )
+    router: RouterStatus | None = Field(default=None, description="The router.")
+    last_restart: RestartStatus | None = Field(default=None, description="The last restart that was asked for.")
+    last_profile: ProfileStatus | None = Field(default=None, description="The last profile that was asked for.")
+    last_weight_check: WeightCheckStatus | None = Field(
+        default=None, description="The last weight check that was asked for."
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(),
+        max_length=32,
+        json_schema_extra=list_type("map", "type"),
+        description="The fleet's state by aspect; Ready is the summary.",
+    )

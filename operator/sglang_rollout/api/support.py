@@ -1,0 +1,65 @@
+"""Fields that the API already has but the operator does not act on yet: accepted, and reported, never ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .agent import Staging
+from .rollout import Spec
+
+REASON = "NotImplemented"
+
+
+@dataclass(frozen=True)
+class UnsupportedField:
+    """path: dotted, from `spec`; reason: one sentence."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Row:
+    path: str
+    is_used: Callable[[Spec], bool]
+    reason: str
+
+
+def _source_type(spec: Spec) -> str:
+    return spec.weights.source.type if spec.weights.source else ""
+
+
+# One row a gap: the work that closes it deletes the row.
+_ROWS: tuple[_Row, ...] = (
+    _Row("spec.memory.weights", lambda s: s.memory.weights == "Released", "weights stay in GPU memory"),
+    _Row("spec.memory.kvCache", lambda s: s.memory.kv_cache == "Released", "the KV cache stays in GPU memory"),
+    _Row("spec.memory.cudaGraph", lambda s: s.memory.cuda_graph == "Released", "CUDA graphs stay in GPU memory"),
+    _Row("spec.memory.weightsBackup", lambda s: s.memory.weights_backup != "None", "no copy is kept in host memory"),
+    _Row("spec.weightCheck", lambda s: s.weight_check is not None, "no check is made"),
+    _Row("spec.profile", lambda s: s.profile is not None, "no profile is made"),
+    _Row(
+        "spec.weights.source.type",
+        lambda s: _source_type(s) in ("Distributed", "Colocated", "External"),
+        "only Disk moves weights; the fleet stays at the version that it serves",
+    ),
+    _Row("spec.weights.prepare", lambda s: s.weights.prepare is not None, "nothing is staged ahead"),
+    _Row("spec.weights.verify", lambda s: s.weights.verify == "Checksum", "moved weights are not checksummed"),
+    _Row("spec.control", lambda s: s.control == "External", "the operator goes on driving the engines"),
+    _Row("spec.agent.staging", lambda s: s.agent.staging != Staging(), "agents do not stage weights"),
+    _Row("spec.agent.gpuAccess", lambda s: s.agent.gpu_access.type != "None", "agents do not reach GPUs"),
+    _Row("spec.scheduling.gang", lambda s: s.scheduling.gang.mode != "None", "pods are scheduled one by one"),
+    _Row("spec.scheduling.topology", lambda s: s.scheduling.topology.policy != "None", "pods go to any node"),
+    _Row("spec.scheduling.queueName", lambda s: s.scheduling.queue_name != "", "pods are not queued"),
+)
+
+
+def unsupported_fields(spec: Spec) -> list[UnsupportedField]:
+    """What `spec` asks for and this operator does not do, in the order of the table; empty when all is done."""
+    return [UnsupportedField(row.path, row.reason) for row in _ROWS if row.is_used(spec)]
+
+
+def unsupported_message(fields: list[UnsupportedField]) -> str:
+    """A sentence for the condition with reason NotImplemented."""
+    listed = "; ".join(f"{field.path} ({field.reason})" for field in fields)
+    return f"accepted but not done yet by this version of the operator: {listed}"
