@@ -1,0 +1,56 @@
+"""A plan: everything that the executor may do, with no decision left to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..api import Status
+from ..protocol.desired import AgentDesired
+from ..protocol.routing import RouterDesired
+
+# Hash of the parts of spec that an engine's pods are made from; on StatefulSets and on their pods. Pods of another
+# hash are of an older spec and are replaced in turn; a new operator that renders the same spec in another way
+# replaces none.
+ANNOTATION_SPEC_HASH = "rollout.sglang.io/spec-hash"
+
+
+@dataclass(frozen=True)
+class DeleteOrder:
+    """Delete this object if it still has this UID. Pods: with their own grace period."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class EventNote:
+    """A Kubernetes event on the resource."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """applies: whole manifests, for server-side apply. agents, routers: desired state by pod UID; lease_term in
+    them is filled in by the executor. external_router: the workers that the router we do not run must have.
+
+    decision: the status holds a decision that must not be lost or overtaken: it is written first, with the
+    resourceVersion that it was planned from, and nothing else is done when that fails.
+    status: whole; the executor leaves it when it is equal to what is there.
+    requeue_after: seconds until the clock alone can change the plan.
+    """
+
+    status: Status
+    applies: tuple[Mapping[str, Any], ...] = ()
+    deletes: tuple[DeleteOrder, ...] = ()
+    agents: Mapping[str, AgentDesired] = field(default_factory=dict)
+    routers: Mapping[str, RouterDesired] = field(default_factory=dict)
+    external_router: RouterDesired | None = None
+    decision: bool = False
+    events: tuple[EventNote, ...] = ()
+    requeue_after: float | None = None
