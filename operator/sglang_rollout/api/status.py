@@ -32,6 +32,8 @@ class WeightTransaction(ApiModel):
 
     id: str = Field(max_length=128, description="Identity of the move.")
     version: str = Field(default="", max_length=128, description="Label that it moves to.")
+    path: str = Field(default="", max_length=1024, description="Folder of the checkpoint that it moves to.")
+    generation: int = Field(default=0, ge=0, description="Generation of the resource that it was planned from.")
     decision: Decision | None = Field(default=None, description="Commit or Abort; absent: not decided yet.")
     prepared: int = Field(default=0, ge=0, description="Engines that hold the new weights, checked.")
     committed: int = Field(default=0, ge=0, description="Engines that serve them.")
@@ -49,7 +51,9 @@ class CommittedVersion(ApiModel):
     """A version that the fleet has served."""
 
     version: str = Field(max_length=128, description="Its label.")
-    path: str = Field("", max_length=1024, description="Folder of its checkpoint, for engines that start later.")
+    path: str = Field(
+        default="", max_length=1024, description="Folder of its checkpoint, for engines that start later."
+    )
     committed_at: Timestamp = Field(description="When the fleet moved to it.")
 
 
@@ -99,6 +103,7 @@ class EngineStatus(ApiModel):
         json_schema_extra=list_type("atomic"),
         description="UIDs of the pods of this incarnation, by rank.",
     )
+    start_id: str = Field(default="", max_length=128, description="Start of its engine process that was last seen.")
     ready: bool = Field(default=False, description="Whether every one of its pods is Ready.")
     routable: bool = Field(default=False, description="Whether it is in the router, at an allowed version.")
     paused: bool = Field(default=False, description="Whether it is paused.")
