@@ -44,7 +44,7 @@ def _field_is_default(value: Any, field: FieldInfo, path: str) -> str:
 
 def same_weights(left: str, right: str) -> str:
     """True when two weight sources name the same bytes; where the trainer's senders are does not count."""
-    disk = f"(!has({left}.disk) || {left}.disk == {right}.disk)"
+    disk = f"(!has({left}.disk) || {left}.disk.path == {right}.disk.path)"
     distributed = (
         f"(!has({left}.distributed) || ({left}.distributed.transfer == {right}.distributed.transfer"
         f" && {left}.distributed.transport == {right}.distributed.transport))"

@@ -38,6 +38,7 @@ class WeightTransaction(ApiModel):
     prepared: int = Field(default=0, ge=0, description="Engines that hold the new weights, checked.")
     committed: int = Field(default=0, ge=0, description="Engines that serve them.")
     started_at: Timestamp | None = Field(default=None, description="When it was planned.")
+    decided_at: Timestamp | None = Field(default=None, description="When it was decided to commit.")
     completed_at: Timestamp | None = Field(default=None, description="When it ended.")
     stall_seconds: str | None = Field(
         default=None,

@@ -32,7 +32,7 @@ class NotStructuralError(ValueError):
 
 
 def structural_schema(model: type[BaseModel]) -> Schema:
-    """The schema of `model` by JSON names: references written out, no null, and `default: {}` on every object with
+    """The schema of `model` by JSON names: references written out, no null, and a default on every object with
     defaults inside, so that rules never meet an absent object ("no such key").
 
     Raises NotStructuralError, naming the field.
@@ -83,10 +83,15 @@ def _without_null(schema: Schema, definitions: dict[str, Schema], where: str) ->
 
 
 def _default(schema: Schema) -> Schema:
+    """Written out in full: the API server checks a default against the rules before it fills in what is inside."""
     default = schema.get("default")
-    if default is None:
-        return {}
-    return {"default": {}} if isinstance(default, dict) else {"default": copy.deepcopy(default)}
+    return {} if default is None else {"default": _without_nulls(default)}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(child) for key, child in value.items() if child is not None}
+    return [_without_nulls(child) for child in value] if isinstance(value, list | tuple) else value
 
 
 def _object_parts(schema: Schema, definitions: dict[str, Schema], where: str) -> Schema:
