@@ -41,6 +41,9 @@ ENV_STARTUP_TIMEOUT = "ROLLOUT_STARTUP_TIMEOUT_SECONDS"
 ENV_SERVED_NAME = "ROLLOUT_SERVED_NAME"  # what clients call the model; constant over weight updates
 ENV_DRAIN_SECONDS = "ROLLOUT_DRAIN_SECONDS"  # how long preStop lets running requests finish
 
+# Router pods only: the file with the key that clients must present; unset: everyone is served.
+ENV_ROUTER_API_KEY_FILE = "ROLLOUT_ROUTER_API_KEY_FILE"
+
 # HTTP paths.
 PATH_LIVE = "/livez"  # the process answers; never waits for the engine
 PATH_READY = "/readyz"  # agent: its engine serves (paused counts as serving); sidecar: router in step once
