@@ -44,6 +44,12 @@ ENV_DRAIN_SECONDS = "ROLLOUT_DRAIN_SECONDS"  # how long preStop lets running req
 # Router pods only: the file with the key that clients must present; unset: everyone is served.
 ENV_ROUTER_API_KEY_FILE = "ROLLOUT_ROUTER_API_KEY_FILE"
 
+# For runs outside a pod (development, tests): other folders than the above.
+ENV_RUN_DIR = "ROLLOUT_RUN_DIR"
+ENV_STATE_DIR = "ROLLOUT_STATE_DIR"
+ENV_FLEET_DIR = "ROLLOUT_FLEET_DIR"
+ENV_TERMINATION_LOG = "ROLLOUT_TERMINATION_LOG"
+
 # HTTP paths.
 PATH_LIVE = "/livez"  # the process answers; never waits for the engine
 PATH_READY = "/readyz"  # agent: its engine serves (paused counts as serving); sidecar: router in step once
@@ -52,7 +58,12 @@ PATH_DESIRED = "/v1/desired"  # PUT protocol.desired.AgentDesired (sidecar: rout
 PATH_REPORT = "/v1/report"  # GET ?after=<revision>&wait=<seconds> -> protocol.report.AgentReport (RouterReport)
 PATH_DRAIN = "/v1/drain"  # POST, only on the agent's Unix socket: preStop
 PATH_LAUNCH = "/v1/launch"  # POST on the agent's Unix socket, held until the engine may start: launch.LaunchOrder
+PATH_START = "/v1/start"  # GET on the launcher's Unix socket: {"startId"} of the engine that it looks after
 PATH_KILL = "/v1/kill"  # POST launch.KillOrder on the launcher's Unix socket
+
+# On every call of the operator: the UID of the pod that it means. A pod with another UID answers 421 and does nothing:
+# its address may have been the meant one's a moment ago.
+QUERY_POD = "pod"
 
 # Errors answer with a JSON body {"error": "<sentence>"}.
 # 401: no or bad token. 403: a caller that is not allowed. 409: a lease term lower than one seen.
