@@ -1,0 +1,139 @@
+"""What the private Docker daemon needs from this machine's network: made by us, known by name, and taken away again.
+
+The daemon itself runs without iptables: Docker rewrites chains of fixed names when it starts, which would cut the
+published ports of a Docker that is already there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from e2e.cluster.errors import ClusterError
+from e2e.cluster.process import run, write_atomically
+from e2e.cluster.progress import say
+
+CANDIDATES = tuple(map(IPv4Network, ("172.31.0.0/17", "172.30.0.0/17", "10.231.0.0/17", "10.187.0.0/17")))
+_CLUSTER_RANGES = tuple(map(IPv4Network, ("10.244.0.0/16", "10.96.0.0/16")))
+"""kind's default pod and Service ranges."""
+
+SYSCTLS = (
+    "net/ipv4/ip_forward",
+    "vm/overcommit_memory",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+)
+"""Settings of the whole machine that we, or the kubelets in the nodes, change."""
+_PROC = Path("/proc/sys")
+
+
+def choose_range(in_use: Iterable[IPv4Network]) -> IPv4Network:
+    """The first candidate that overlaps neither a route of this machine nor the cluster's own ranges."""
+    taken = [*in_use, *_CLUSTER_RANGES]
+    for candidate in CANDIDATES:
+        if not any(candidate.overlaps(network) for network in taken):
+            return candidate
+    tried = ", ".join(map(str, CANDIDATES))
+    raise ClusterError(f"no free address range for the nodes: routes of this machine overlap each of {tried}")
+
+
+def routed_networks(routes: str) -> list[IPv4Network]:
+    """Networks in what `ip -j -4 route show table all` prints, the default route aside."""
+    found = []
+    for route in json.loads(routes or "[]"):
+        target = route.get("dst", "default")
+        if target != "default":
+            found.append(IPv4Network(target, strict=False))
+    return found
+
+
+@dataclass(frozen=True)
+class HostNetwork:
+    """The bridge, two chains and the forwarding switch of one private daemon; `record` remembers what was before."""
+
+    id: str
+    record: Path
+
+    @property
+    def bridge(self) -> str:
+        return f"sglr{self.id}"
+
+    @property
+    def chain(self) -> str:
+        return f"SGLANG-ROLLOUT-{self.id}"
+
+    @property
+    def range(self) -> IPv4Network:
+        """The range that was chosen by `up`."""
+        return IPv4Network(self._recorded()["range"])
+
+    @property
+    def pool(self) -> IPv4Network:
+        """The half from which Docker takes networks."""
+        return next(self.range.subnets(prefixlen_diff=1))
+
+    @property
+    def bridge_network(self) -> IPv4Network:
+        """The last /24, for the default network (`docker build`, `docker run`)."""
+        return list(self.range.subnets(new_prefix=24))[-1]
+
+    def up(self) -> None:
+        """Make what is missing; safe to call again, also after a reboot."""
+        if not self.record.exists():
+            routes = run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout=10).stdout
+            before = {name: (_PROC / name).read_text().strip() for name in SYSCTLS}
+            chosen = choose_range(routed_networks(routes))
+            write_atomically(self.record, json.dumps({"range": str(chosen), "before": before}, indent=1))
+        if not Path("/sys/class/net", self.bridge).exists():
+            run(["ip", "link", "add", self.bridge, "type", "bridge"], timeout=10)
+        address = f"{self.bridge_network.network_address + 1}/{self.bridge_network.prefixlen}"
+        run(["ip", "addr", "replace", address, "dev", self.bridge], timeout=10)
+        run(["ip", "link", "set", self.bridge, "up"], timeout=10)
+        (_PROC / SYSCTLS[0]).write_text("1")
+        for table, hook, rules in self._rules():
+            _iptables(table, "-N", self.chain, check=False)
+            _iptables(table, "-F", self.chain)
+            for rule in rules:
+                _iptables(table, "-A", self.chain, *rule)
+            if not _iptables(table, "-C", hook, "-j", self.chain, check=False):
+                _iptables(table, "-I", hook, "1", "-j", self.chain)
+
+    def _rules(self) -> list[tuple[str, str, list[list[str]]]]:
+        ours = str(self.range)
+        answers = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"]
+        return [
+            ("filter", "FORWARD", [["-s", ours, "-j", "ACCEPT"], ["-d", ours, *answers, "-j", "ACCEPT"]]),
+            ("nat", "POSTROUTING", [["-s", ours, "!", "-d", ours, "-j", "MASQUERADE"]]),
+        ]
+
+    def down(self, *, another_docker: bool) -> None:
+        """Take all of it away; forwarding stays on when `another_docker` depends on it."""
+        for table, hook in (("filter", "FORWARD"), ("nat", "POSTROUTING")):
+            while _iptables(table, "-D", hook, "-j", self.chain, check=False):
+                pass
+            _iptables(table, "-F", self.chain, check=False)
+            _iptables(table, "-X", self.chain, check=False)
+        if Path("/sys/class/net", self.bridge).exists():
+            run(["ip", "link", "del", self.bridge], timeout=10)
+        if not self.record.exists():
+            return
+        for name, value in self._recorded()["before"].items():
+            if name == SYSCTLS[0] and value == "0" and another_docker:
+                say("another Docker runs here: IP forwarding stays on")
+            elif (_PROC / name).read_text().strip() != value:
+                (_PROC / name).write_text(value)
+        self.record.unlink()
+
+    def _recorded(self) -> dict[str, dict[str, str]]:
+        if not self.record.exists():
+            raise ClusterError("the private Docker daemon's network is not up")
+        recorded: dict[str, dict[str, str]] = json.loads(self.record.read_text())
+        return recorded
+
+
+def _iptables(table: str, *rule: str, check: bool = True) -> bool:
+    result = run(["iptables", "-w", "10", "-t", table, *rule], timeout=20, check=check)
+    return result.returncode == 0
