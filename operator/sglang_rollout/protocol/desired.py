@@ -38,7 +38,7 @@ class AgentDesired:
     generation: of the resource that this was planned from.
     group: None until every pod of the engine exists with an address.
     boot: what an engine that starts from now on loads.
-    move: the weight move in progress or last made; None: none was asked for yet.
+    move: the weight move to make; None: nothing new, a move that was ordered before stays as it was ordered.
     restart_engine: kill the engine if its start id is this one; any other engine is left alone.
     drain: no new work is coming; finish or abort what runs.
     probe_seconds: the deadline of the generation probe; 0 turns the probe off.

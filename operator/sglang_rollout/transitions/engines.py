@@ -1,0 +1,146 @@
+"""The engines of a fleet as one value each: what is wanted, its pods, its record in status, its agents' reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..api import EngineStatus, names
+from ..protocol.report import AgentReport, EngineState, MoveReport
+from ..protocol.weights import Step
+from .observed import ChildView, Observed, PodView
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """pods: alive ones by rank. leaving: terminating or finished ones. reports: by rank, of alive pods only."""
+
+    index: int
+    name: str
+    nodes: int
+    wanted: bool
+    record: EngineStatus
+    pods: Mapping[int, PodView] = field(default_factory=dict)
+    leaving: tuple[PodView, ...] = ()
+    reports: Mapping[int, AgentReport] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    unheard: bool = False
+    statefulset: ChildView | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Every pod of the engine is there, alive and has an address."""
+        return all(rank in self.pods and self.pods[rank].ip for rank in range(self.nodes))
+
+    @property
+    def pod_uids(self) -> tuple[str, ...]:
+        return tuple(self.pods[rank].uid for rank in sorted(self.pods))
+
+    @property
+    def leader(self) -> AgentReport | None:
+        """The report of rank 0, the only rank that serves HTTP."""
+        return self.reports.get(0)
+
+    @property
+    def start_id(self) -> str:
+        return self.leader.engine.start_id if self.leader else ""
+
+    @property
+    def serving(self) -> bool:
+        """Every rank's engine process is up, as the agents see it."""
+        return self.complete and all(
+            rank in self.reports and self.reports[rank].engine.state is EngineState.SERVING
+            for rank in range(self.nodes)
+        )
+
+    @property
+    def healthy(self) -> bool:
+        """Serving, and nothing says that its weights or its scheduler are broken."""
+        return self.serving and not self.dirty and not (self.leader and self.leader.probe_failure)
+
+    @property
+    def version(self) -> str:
+        """Label read back from the engine; empty while it does not serve."""
+        return self.leader.engine.weight_version if self.leader and self.serving else ""
+
+    @property
+    def paused(self) -> bool:
+        return bool(self.serving and self.leader and self.leader.engine.paused)
+
+    @property
+    def dirty(self) -> bool:
+        """Bytes of two versions may be mixed in it."""
+        return any(report.move is not None and report.move.dirty for report in self.reports.values())
+
+    @property
+    def ready(self) -> bool:
+        return self.complete and all(pod.ready for pod in self.pods.values())
+
+    def moves(self, move_id: str) -> tuple[MoveReport | None, ...]:
+        """What each rank reports of this move, None where it has not heard of it."""
+        return tuple(
+            report.move if report is not None and report.move is not None and report.move.id == move_id else None
+            for report in (self.reports.get(rank) for rank in range(self.nodes))
+        )
+
+    def progress(self, move_id: str) -> Step:
+        """How far the whole engine has come in this move: its slowest rank while preparing; after that rank 0
+        alone acts for all ranks."""
+        moves = self.moves(move_id)
+        if not moves or any(move is None for move in moves):
+            return Step.NONE
+        slowest = min(move.reached for move in moves if move is not None)
+        leader = moves[0]
+        assert leader is not None
+        return slowest if slowest < Step.PREPARE else leader.reached
+
+    def move_error(self, move_id: str) -> str:
+        """Why this move does not go on, naming the pod; empty: nothing is wrong."""
+        for rank, move in enumerate(self.moves(move_id)):
+            if move is not None and move.error:
+                return f"pod {self.pods[rank].name}: {move.error}"
+        return ""
+
+    def move_refused(self, move_id: str) -> bool:
+        return any(move is not None and move.refused for move in self.moves(move_id))
+
+
+def view_engines(observed: Observed) -> tuple[EngineView, ...]:
+    """Every engine that is wanted, exists, or still has pods, by index."""
+    fleet = observed.rollout.metadata.name
+    spec = observed.rollout.spec
+    records = {record.name: record for record in observed.rollout.status.engines}
+    by_index: dict[int, list[PodView]] = {}
+    for pod in observed.pods:
+        if pod.engine is not None:
+            by_index.setdefault(pod.engine, []).append(pod)
+    existing = {
+        int(name.removeprefix(f"{fleet}-e"))
+        for kind, name in observed.children
+        if kind == "StatefulSet" and name.removeprefix(f"{fleet}-e").isdecimal()
+    }
+    indexes = sorted(set(range(spec.replicas)) | existing | set(by_index))
+    return tuple(_view(observed, index, by_index.get(index, []), records) for index in indexes)
+
+
+def _view(observed: Observed, index: int, pods: list[PodView], records: Mapping[str, EngineStatus]) -> EngineView:
+    name = names.engine_name(observed.rollout.metadata.name, index)
+    alive = {pod.rank: pod for pod in pods if pod.alive}
+    reports = {rank: observed.agents[pod.uid] for rank, pod in alive.items() if pod.uid in observed.agents}
+    silent = tuple(
+        f"pod {pod.name}: {observed.silent[pod.uid]}" for pod in alive.values() if pod.uid in observed.silent
+    )
+    unheard = any(pod.uid not in observed.agents and pod.uid not in observed.silent for pod in alive.values())
+    return EngineView(
+        index=index,
+        name=name,
+        nodes=observed.rollout.spec.engine.nodes,
+        wanted=index < observed.rollout.spec.replicas,
+        record=records.get(name) or EngineStatus(name=name),
+        pods=alive,
+        leaving=tuple(pod for pod in pods if not pod.alive),
+        reports=reports,
+        silent=silent,
+        unheard=unheard,
+        statefulset=observed.children.get(("StatefulSet", name)),
+    )

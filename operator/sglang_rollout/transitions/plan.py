@@ -1,0 +1,247 @@
+"""The whole plan of a fleet: from one observation to everything that is to be done next.
+
+The order of reasoning: which pods are an engine (groups), which pods are of the present spec (revisions), which
+weights each engine must have (weights), which engines the routers may have (routing), and what to say (summary).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from ..protocol.desired import AgentDesired, Execution, ExecutionState
+from ..protocol.routing import RouterDesired, RouterReport
+from ..protocol.weights import PauseMode, WeightVersion
+from ..resources import UnusableSpec, engine_children, fleet_children
+from . import diagnosis, groups, revisions, routing, weights
+from .engines import EngineView, view_engines
+from .groups import GroupState
+from .observed import Observed, PodView
+from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan
+from .revisions import Revision
+from .summary import FleetFacts, router_url, summarize
+from .weights import WeightsPlan
+
+
+def plan(observed: Observed, now: datetime) -> Plan:
+    """What to do next for this fleet. Pure: equal arguments, equal plans."""
+    rollout = observed.rollout
+    spec = rollout.spec
+    engines = view_engines(observed)
+    states = {engine.index: groups.advance(engine, spec.restart_policy, now) for engine in engines}
+    unregistered = _unregistered(engines, observed)
+    revision = revisions.advance(
+        engines, revisions.spec_hash(spec), spec.weights.update_strategy.max_unavailable, unregistered
+    )
+    moved, desired, routable, in_step = _weights_and_routing(observed, engines, states, revision, now)
+    manifests, spec_error = _manifests(observed, revision, moved.boot)
+    facts = FleetFacts(
+        engines=engines,
+        groups=states,
+        routable=routable,
+        registered=_registered(routable, engines, observed),
+        routers_in_step=in_step,
+        weights=moved.status,
+        outdated=revision.outdated,
+        problems=_problems(engines),
+        fleet_problems=(*diagnosis.children_problems(observed), *diagnosis.router_problems(observed.router_pods)),
+        spec_error=spec_error,
+        router_url=router_url(rollout),
+    )
+    # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
+    hearing = any(engine.unheard and engine.record.routable for engine in engines)
+    external = spec.router.external is not None
+    return Plan(
+        status=summarize(rollout, facts, now),
+        applies=manifests,
+        deletes=(*_pod_deletes(states, revision), *_removals(engines, unregistered, observed)),
+        agents=_agents(observed, engines, states, moved, revision),
+        routers={} if hearing or external else {pod.uid: desired for pod in observed.router_pods if _reachable(pod)},
+        external_router=desired if external and not hearing else None,
+        decision=moved.decision,
+        events=(*moved.events, *_events(observed, states)),
+        requeue_after=_soonest([moved.wake, *(state.wake for state in states.values())]),
+    )
+
+
+def _weights_and_routing(
+    observed: Observed,
+    engines: tuple[EngineView, ...],
+    states: Mapping[int, GroupState],
+    revision: Revision,
+    now: datetime,
+) -> tuple[WeightsPlan, RouterDesired, frozenset[int], bool]:
+    """The weights' next step and the routers' workers depend on each other: what is to be registered follows from
+    the step, and some steps must wait until the routers have just that. So: the step that needs no router first, and
+    the further one only when the routers are seen to have what it needs."""
+    spec = observed.rollout.spec
+    status = observed.rollout.status.weights
+    generation = observed.rollout.metadata.generation
+    draining = revision.drain
+
+    def with_routers(in_step: bool) -> tuple[WeightsPlan, frozenset[int], RouterDesired]:
+        step = weights.advance(engines, spec, status, generation, now, in_step)
+        chosen = [
+            engine
+            for engine in engines
+            if routing.routable(engine, states[engine.index], step, spec.staleness.max_version_lag, draining)
+        ]
+        indexes = frozenset(engine.index for engine in chosen)
+        return step, indexes, routing.desired_workers(chosen, states)
+
+    step, routable, desired = with_routers(False)
+    in_step = _in_step(observed, desired)
+    if in_step:
+        step, routable, desired = with_routers(True)
+        in_step = _in_step(observed, desired)
+    return step, desired, routable, in_step
+
+
+def _in_step(observed: Observed, desired: RouterDesired) -> bool:
+    if observed.rollout.spec.router.external is not None:
+        report = observed.external_router
+        return report is not None and report.desired_id == desired.id and report.in_step
+    return routing.all_in_step(desired, observed.router_pods, observed.routers)
+
+
+def _unregistered(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
+    """Engines that no router has. A router that takes requests and was not heard yet may have any of them."""
+    if any(_takes_unheard(pod, observed) for pod in observed.router_pods):
+        return frozenset()
+    known = {worker.engine for report in _router_reports(observed) for worker in report.registered}
+    return frozenset(engine.index for engine in engines if engine.name not in known)
+
+
+def _registered(routable: frozenset[int], engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
+    """Of the routable engines, those that every router which is up has."""
+    reports = [report for report in _router_reports(observed) if report.router_up]
+    if not reports:
+        return frozenset()
+    known = set.intersection(*({worker.engine for worker in report.registered} for report in reports))
+    return frozenset(engine.index for engine in engines if engine.index in routable and engine.name in known)
+
+
+def _router_reports(observed: Observed) -> list[RouterReport]:
+    reports = [observed.routers[pod.uid] for pod in observed.router_pods if pod.uid in observed.routers]
+    return reports if observed.external_router is None else [*reports, observed.external_router]
+
+
+def _takes_unheard(pod: PodView, observed: Observed) -> bool:
+    return pod.alive and pod.ready and pod.uid not in observed.routers and pod.uid not in observed.silent
+
+
+def _manifests(
+    observed: Observed, revision: Revision, boot: WeightVersion
+) -> tuple[tuple[Mapping[str, Any], ...], str]:
+    """The children to apply. Names that belong to somebody else are left alone; diagnosis says so."""
+    rollout, context = observed.rollout, observed.context
+    stamp = revisions.spec_hash(rollout.spec)
+    try:
+        manifests = list(fleet_children(rollout, context, boot))
+        for index in range(rollout.spec.replicas):
+            service, stateful_set = engine_children(rollout, context, index)
+            manifests.append(service)
+            if index in revision.render:
+                manifests.append(_stamped(stateful_set, stamp))
+    except UnusableSpec as error:
+        return (), str(error)
+    uid = rollout.metadata.uid
+    free = [
+        manifest
+        for manifest in manifests
+        if (child := observed.children.get((manifest["kind"], manifest["metadata"]["name"]))) is None
+        or (child.owner_uid == uid and not child.terminating)
+    ]
+    return tuple(free), ""
+
+
+def _stamped(stateful_set: Mapping[str, Any], stamp: str) -> dict[str, Any]:
+    """The StatefulSet with the hash of the spec on itself and on its pods."""
+
+    def annotate(metadata: Mapping[str, Any]) -> dict[str, Any]:
+        return {**metadata, "annotations": {**metadata.get("annotations", {}), ANNOTATION_SPEC_HASH: stamp}}
+
+    template = stateful_set["spec"]["template"]
+    return {
+        **stateful_set,
+        "metadata": annotate(stateful_set["metadata"]),
+        "spec": {**stateful_set["spec"], "template": {**template, "metadata": annotate(template["metadata"])}},
+    }
+
+
+def _agents(
+    observed: Observed,
+    engines: tuple[EngineView, ...],
+    states: Mapping[int, GroupState],
+    moved: WeightsPlan,
+    revision: Revision,
+) -> dict[str, AgentDesired]:
+    spec = observed.rollout.spec
+    execution = Execution(ExecutionState(spec.execution.state), PauseMode(spec.execution.pause_mode))
+    return {
+        pod.uid: AgentDesired(
+            lease_term=0,
+            generation=observed.rollout.metadata.generation,
+            boot=moved.boot,
+            execution=execution,
+            group=states[engine.index].assignment,
+            move=moved.moves.get(engine.index),
+            restart_engine=moved.restarts.get(engine.index, ""),
+            drain=not engine.wanted or engine.index in revision.drain,
+        )
+        for engine in engines
+        for pod in engine.pods.values()
+        if _reachable(pod)
+    }
+
+
+def _reachable(pod: PodView) -> bool:
+    return bool(pod.alive and pod.ip)
+
+
+def _pod_deletes(states: Mapping[int, GroupState], revision: Revision) -> tuple[DeleteOrder, ...]:
+    pods = {pod.uid: pod for state in states.values() for pod in state.deletes}
+    pods |= {pod.uid: pod for pod in revision.deletes}
+    return tuple(DeleteOrder("Pod", pod.name, pod.uid) for pod in pods.values())
+
+
+def _removals(
+    engines: tuple[EngineView, ...], unregistered: frozenset[int], observed: Observed
+) -> tuple[DeleteOrder, ...]:
+    """Engines beyond replicas, once no router has them; their pods drain as they stop."""
+    orders = []
+    for engine in engines:
+        if engine.wanted or engine.index not in unregistered:
+            continue
+        for kind in ("StatefulSet", "Service"):
+            child = observed.children.get((kind, engine.name))
+            if child is not None and child.owner_uid == observed.rollout.metadata.uid and not child.terminating:
+                orders.append(DeleteOrder(kind, child.name, child.uid))
+    return tuple(orders)
+
+
+def _problems(engines: tuple[EngineView, ...]) -> dict[int, str]:
+    return {
+        engine.index: problem for engine in engines if engine.wanted and (problem := diagnosis.engine_problem(engine))
+    }
+
+
+def _events(observed: Observed, states: Mapping[int, GroupState]) -> tuple[EventNote, ...]:
+    notes = []
+    records = {record.name: record for record in observed.rollout.status.engines}
+    for index, state in sorted(states.items()):
+        name = f"{observed.rollout.metadata.name}-e{index}"
+        before = records.get(name)
+        if state.deletes:
+            notes.append(EventNote("Warning", "GroupRecreated", f"engine {name}: {state.message}"))
+        if state.exhausted:
+            notes.append(EventNote("Warning", "RestartBudgetExhausted", f"engine {name}: {state.message}"))
+        if before is not None and before.incarnation and state.incarnation > before.incarnation:
+            notes.append(EventNote("Normal", "EngineRestarted", f"engine {name} is incarnation {state.incarnation}"))
+    return tuple(notes)
+
+
+def _soonest(waits: list[float | None]) -> float | None:
+    known = [wait for wait in waits if wait is not None]
+    return max(min(known), 0.0) if known else None

@@ -1,0 +1,81 @@
+"""Pods follow the parts of spec that they are made from, a few engines at a time.
+
+An engine's template is frozen until its turn comes: then its StatefulSet gets the new template (which restarts
+nothing by itself, the strategy is OnDelete) and its pods are deleted together. Engines that serve nothing go first
+and cost no turn, so a broken revision is left behind as soon as a better one is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ..api import Spec
+from .engines import EngineView
+from .observed import PodView
+from .planned import ANNOTATION_SPEC_HASH
+
+
+def spec_hash(spec: Spec) -> str:
+    """Hash of what an engine's pods are made from. Not in it: what changes at run time (execution, weights), and
+    model.path, which is where weights come from and no part of the template."""
+    parts = {
+        "engine": spec.engine.to_object(),
+        "agent": spec.agent.to_object(),
+        "model": {**spec.model.to_object(), "path": None},
+        "scheduling": spec.scheduling.to_object(),
+        "network": spec.network.to_object(),
+        "restart": spec.restart.request_id if spec.restart else None,
+    }
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Revision:
+    """render: engines whose StatefulSet is to be applied with the present template. drain: engines that leave the
+    router because their pods are about to be replaced. deletes: pods to replace now. outdated: engines that still
+    have their turn to come or to end."""
+
+    render: frozenset[int]
+    drain: frozenset[int]
+    deletes: tuple[PodView, ...]
+    outdated: frozenset[int]
+
+
+def advance(
+    engines: Collection[EngineView], wanted_hash: str, max_unavailable: int, unregistered: frozenset[int]
+) -> Revision:
+    """Which engines move to the present template now. unregistered: engines that no router has any more."""
+    wanted = [engine for engine in engines if engine.wanted]
+    outdated = [engine for engine in wanted if engine.statefulset is None or _is_outdated(engine, wanted_hash)]
+    turns = max_unavailable - sum(1 for engine in wanted if not engine.healthy)
+    moving: list[EngineView] = []
+    # Engines whose turn has begun already, then those that serve nothing, then the rest by index.
+    for engine in sorted(outdated, key=lambda e: (not _has_begun(e, wanted_hash), e.healthy, e.index)):
+        free = not engine.healthy or _has_begun(engine, wanted_hash)
+        if free or turns > 0:
+            turns -= 0 if not engine.healthy else 1
+            moving.append(engine)
+    return Revision(
+        render=frozenset(engine.index for engine in moving),
+        drain=frozenset(engine.index for engine in moving if engine.pods),
+        deletes=tuple(
+            pod
+            for engine in moving
+            if _has_begun(engine, wanted_hash) and (engine.index in unregistered or not engine.healthy)
+            for pod in engine.pods.values()
+            if pod.spec_hash != wanted_hash
+        ),
+        outdated=frozenset(engine.index for engine in outdated),
+    )
+
+
+def _is_outdated(engine: EngineView, wanted_hash: str) -> bool:
+    return not _has_begun(engine, wanted_hash) or any(pod.spec_hash != wanted_hash for pod in engine.pods.values())
+
+
+def _has_begun(engine: EngineView, wanted_hash: str) -> bool:
+    return engine.statefulset is not None and engine.statefulset.annotations.get(ANNOTATION_SPEC_HASH) == wanted_hash

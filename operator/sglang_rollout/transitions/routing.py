@@ -1,0 +1,79 @@
+"""Which engines the routers must have: the publication boundary of the weights.
+
+An engine is registered only at an allowed version, read back from it. It leaves before anything that would make it
+wrong. What is unknown is not registered; only a leader that has just begun, and has not heard every agent yet, leaves
+the routers as they are for that while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping
+
+from ..api import WeightsStatus
+from ..protocol.pod import ENGINE_PORT
+from ..protocol.routing import RouterDesired, RouterReport, Worker
+from .engines import EngineView
+from .groups import GroupState
+from .observed import PodView
+from .versions import is_allowed
+from .weights import WeightsPlan
+
+
+def routable(
+    engine: EngineView,
+    group: GroupState,
+    plan: WeightsPlan,
+    max_lag: int,
+    draining: Collection[int],
+) -> bool:
+    """Whether the routers must have this engine now."""
+    if not engine.wanted or engine.index in draining or engine.index in plan.restarts:
+        return False
+    if not group.whole or not engine.healthy or not engine.leader or not engine.leader.engine.data_key:
+        return False
+    if engine.index in plan.holds and was_registered(engine):
+        return True
+    return not plan.closed and is_allowed(plan.status, engine.version, max_lag)
+
+
+def was_registered(engine: EngineView) -> bool:
+    """Whether the routers were given this very engine process."""
+    return engine.record.routable and engine.record.start_id == engine.start_id
+
+
+def desired_workers(engines: Iterable[EngineView], groups: Mapping[int, GroupState]) -> RouterDesired:
+    """What the routers must have when exactly `engines` are routable."""
+    workers = [_worker(engine, groups[engine.index]) for engine in engines]
+    # Labels are left out: a router must not drop a worker, and the requests that wait at it, for a new label.
+    identity = json.dumps(sorted((worker.url, worker.api_key, worker.engine) for worker in workers))
+    return RouterDesired(lease_term=0, id=hashlib.sha256(identity.encode()).hexdigest()[:24], workers=workers)
+
+
+def all_in_step(desired: RouterDesired, pods: Collection[PodView], reports: Mapping[str, RouterReport]) -> bool:
+    """Whether every router that can take requests has exactly these workers. A router pod that is neither ready nor
+    heard takes none: the Service leaves it out, and its sidecar registers before it becomes ready."""
+    taking = [pod for pod in pods if pod.alive and (pod.ready or pod.uid in reports)]
+    return all(pod.uid in reports and _has(desired, reports[pod.uid]) for pod in taking)
+
+
+def _has(desired: RouterDesired, report: RouterReport) -> bool:
+    # A router that is down has no workers at all; its sidecar registers the desired ones when it is back.
+    return report.desired_id == desired.id and (report.in_step or not report.router_up)
+
+
+def _worker(engine: EngineView, group: GroupState) -> Worker:
+    assert engine.leader is not None
+    return Worker(
+        url=f"http://{engine.pods[0].ip}:{ENGINE_PORT}",
+        api_key=engine.leader.engine.data_key,
+        engine=engine.name,
+        incarnation=group.incarnation,
+        weight_version=engine.version,
+    )
+
+
+def version_lag(weights: WeightsStatus, engines: Iterable[EngineView]) -> int:
+    """The largest lag among `engines`, in versions; 0 when there are none."""
+    return max((weights.lag(engine.version) or 0 for engine in engines), default=0)
