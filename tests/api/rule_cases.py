@@ -154,6 +154,26 @@ ROUTER = [
 ]
 
 
+OWN_POD_FIELDS: tuple[Object, ...] = (
+    {"restartPolicy": "Never"},
+    {"hostname": "x"},
+    {"subdomain": "x"},
+    {"hostNetwork": True},
+    {"schedulerName": "x"},
+    {"shareProcessNamespace": True},
+)
+OWN_CONTAINER_FIELDS: tuple[Object, ...] = (
+    {"image": "other"},
+    {"command": ["sh"]},
+    {"args": ["-c"]},
+    {"ports": [{"containerPort": 1}]},
+    {"livenessProbe": {"httpGet": {"path": "/", "port": 1}}},
+    {"readinessProbe": {}},
+    {"startupProbe": {}},
+    {"lifecycle": {}},
+)
+
+
 def _overlay_cases() -> list[Case]:
     cases: list[Case] = []
     for owner in ("engine", "router"):
@@ -170,17 +190,7 @@ def _overlay_cases() -> list[Case]:
         ]
         pod = f"spec.{owner}.template.spec"
         cases.append(accepts("overlay-pod", overlay(spec={"nodeSelector": {"gpu": "h200"}}), path=pod))
-        cases += [
-            refuses("overlay-pod", overlay(spec=fields), path=pod)
-            for fields in (
-                {"restartPolicy": "Never"},
-                {"hostname": "x"},
-                {"subdomain": "x"},
-                {"hostNetwork": True},
-                {"schedulerName": "x"},
-                {"shareProcessNamespace": True},
-            )
-        ]
+        cases += [refuses("overlay-pod", overlay(spec=fields), path=pod) for fields in OWN_POD_FIELDS]
         for kind, own in (("containers", owner), ("initContainers", "agent")):
             path = f"{pod}.{kind}[]"
             volume_mount = {"name": own, "volumeMounts": [{"name": "scratch", "mountPath": "/scratch"}]}
@@ -194,16 +204,7 @@ def _overlay_cases() -> list[Case]:
             ]
             cases += [
                 refuses("overlay-container", overlay(spec={kind: [{"name": own, **fields}]}), path=path)
-                for fields in (
-                    {"image": "other"},
-                    {"command": ["sh"]},
-                    {"args": ["-c"]},
-                    {"ports": [{"containerPort": 1}]},
-                    {"livenessProbe": {"httpGet": {"path": "/", "port": 1}}},
-                    {"readinessProbe": {}},
-                    {"startupProbe": {}},
-                    {"lifecycle": {}},
-                )
+                for fields in OWN_CONTAINER_FIELDS
             ]
     return cases
 

@@ -122,6 +122,22 @@ def test_out_of_bounds_is_refused_by_field(spec: Object, field: str, resources: 
     assert field in response.json()["message"]
 
 
+def test_rules_are_cheap_enough_for_the_largest_resource(resources: ResourceApi) -> None:
+    """The API server gives up on rules that cost too much, however valid the resource."""
+    argument = "--json-model-override-args=" + "x" * 4000
+    labels = {f"example.com/label-{number}": "x" * 63 for number in range(64)}
+    containers = [{"name": f"c-{number}", "image": "i"} for number in range(16)]
+    template = {"metadata": {"labels": labels}, "spec": {"containers": containers, "initContainers": containers}}
+    largest = rollout(
+        engine={"args": [argument] * 128, "template": template},
+        router={"args": ["--log-level=" + "x" * 4000] * 64, "template": template},
+    )
+
+    response = resources.create(largest, dry_run=True)
+
+    assert response.is_success, response.json()["message"]
+
+
 def test_status_is_kept_as_written_and_unknown_fields_are_pruned(resources: ResourceApi, fleet: Object) -> None:
     written = status().to_object()
     body = {**_identity(fleet), "status": merged(written, {"surprise": 1})}

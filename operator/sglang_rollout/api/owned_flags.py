@@ -26,11 +26,12 @@ class OwnedFlags:
         return tuple(flag for flags in self.by_field.values() for flag in flags)
 
     def owner_of(self, argument: str) -> str | None:
-        """The owned flag that `argument` sets or abbreviates (--flag, --flag=value, "--flag value"), or None."""
+        """The owned flag that `argument` sets or abbreviates (--flag, --flag=value, "--flag value"), or None.
+        Of several that it may abbreviate, the shortest."""
         name = argument.split("=")[0].split(" ")[0]
         if not name.startswith("--"):
             return None
-        return next((flag for flag in self.flags if flag.startswith(name)), None)
+        return min((flag for flag in self.flags if flag.startswith(name)), key=len, default=None)
 
     def rule(self, rule_id: str) -> Rule:
         """`owner_of` in CEL, for one argument; the one-element list binds the name once."""

@@ -72,10 +72,6 @@ class OpenModel(ApiModel):
         schema["x-kubernetes-preserve-unknown-fields"] = True
         return schema
 
-    def to_object(self) -> dict[str, Any]:
-        """Only what the user wrote."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_unset=True)
-
 
 # The pattern of k8s.io/apimachinery's resource.Quantity, as controller-gen writes it into CRDs.
 _QUANTITY_PATTERN = (
