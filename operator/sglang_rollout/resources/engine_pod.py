@@ -17,7 +17,6 @@ from ..protocol.pod import (
     AGENT_PORT,
     ENGINE_PORT,
     ENV_AGENT_PORT,
-    ENV_DRAIN_SECONDS,
     ENV_ENGINE,
     ENV_ENGINE_PORT,
     ENV_NODES,
@@ -37,7 +36,7 @@ from .context import FleetContext
 from .environment import literal, pod_identity, rank
 from .identity import Manifest
 from .overlay import UnusableSpec, merged, owned_env
-from .pod_parts import http_probe, lost_node_tolerations, port
+from .pod_parts import http_probe, lost_node_tolerations, port, with_drain_seconds
 from .security import RESTRICTED_CONTAINER, UNPRIVILEGED_CONTAINER, UNPRIVILEGED_POD
 
 GRACE_SECONDS = 60
@@ -86,7 +85,8 @@ def engine_pod_template(rollout: SGLangRollout, context: FleetContext, index: in
         template["spec"] |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if spec.scheduling.scheduler_name:
         template["spec"]["schedulerName"] = spec.scheduling.scheduler_name
-    return _with_drain(merged(template, spec.engine.template, "engine.template"))
+    template = merged(template, spec.engine.template, "engine.template")
+    return with_drain_seconds(template, {CONTAINER_AGENT, CONTAINER_ENGINE}, KILL_SECONDS)
 
 
 def engine_arguments(rollout: SGLangRollout) -> list[str]:
@@ -217,19 +217,3 @@ def _volumes(rollout: SGLangRollout) -> list[Manifest]:
     if rollout.spec.model.volume is not None:
         volumes.append({**rollout.spec.model.volume, "name": _VOLUME_MODEL})
     return volumes
-
-
-def _with_drain(template: Manifest) -> Manifest:
-    """The grace period is the user's to set, so what it leaves for the drain is known only at the end."""
-    pod = template["spec"]
-    drain = literal(ENV_DRAIN_SECONDS, max(0, pod["terminationGracePeriodSeconds"] - KILL_SECONDS))
-    ours = {CONTAINER_AGENT, CONTAINER_ENGINE}
-
-    def drained(containers: list[Manifest]) -> list[Manifest]:
-        return [
-            {**container, "env": [*container["env"], drain]} if container["name"] in ours else container
-            for container in containers
-        ]
-
-    spec = {**pod, **{kind: drained(pod[kind]) for kind in ("initContainers", "containers")}}
-    return {**template, "spec": spec}

@@ -63,7 +63,6 @@ _OWNED_CONTAINER_FIELDS = {
     "startupProbe": "it is the operator's",
     "lifecycle": "use terminationGracePeriodSeconds of the overlay for a longer drain",
     "restartPolicy": "it is the operator's",
-    "resources": "use engine.resources, agent.resources or router.resources",
 }
 _OWNED_LABELS = frozenset({LABEL_MANAGED_BY, LABEL_NAME, LABEL_COMPONENT})
 _OWNED_PREFIX = "rollout.sglang.io/"

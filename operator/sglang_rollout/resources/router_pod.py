@@ -26,12 +26,12 @@ from .context import FleetContext
 from .environment import literal, pod_identity
 from .identity import Manifest
 from .overlay import merged
-from .pod_parts import http_probe, lost_node_tolerations, port
+from .pod_parts import http_probe, lost_node_tolerations, port, with_drain_seconds
 from .security import RESTRICTED_CONTAINER, RESTRICTED_POD
 
 GRACE_SECONDS = 60
-# Until every node has taken the pod out of the Service; requests still arrive meanwhile.
-ENDPOINT_SECONDS = 5
+# What smg's own exit may take after its drain.
+KILL_SECONDS = 10
 
 RUN_SIZE = "16Mi"
 SIDECAR_REQUESTS = {"cpu": "50m", "memory": "96Mi"}
@@ -66,7 +66,8 @@ def router_pod_template(rollout: SGLangRollout, context: FleetContext) -> Manife
             "containers": [_router(rollout, context)],
         },
     }
-    return merged(template, rollout.spec.router.template, "router.template")
+    template = merged(template, rollout.spec.router.template, "router.template")
+    return with_drain_seconds(template, {CONTAINER_ROUTER}, KILL_SECONDS)
 
 
 def _sidecar(rollout: SGLangRollout, context: FleetContext) -> Manifest:
@@ -91,7 +92,8 @@ def _sidecar(rollout: SGLangRollout, context: FleetContext) -> Manifest:
 
 
 def _router(rollout: SGLangRollout, context: FleetContext) -> Manifest:
-    """Not judged by probes of its own: the sidecar's readiness says whether it is up and knows its workers."""
+    """Its readiness is the sidecar's, which knows whether it is up and has its workers. On SIGTERM smg itself waits
+    for the Service to forget it, then for the requests that run: no preStop hook."""
     router = rollout.spec.router
     mounts = _shared_mounts()
     environment = pod_identity(rollout)
@@ -107,7 +109,7 @@ def _router(rollout: SGLangRollout, context: FleetContext) -> Manifest:
         "env": environment,
         "resources": router.resources.to_object() or {"requests": ROUTER_REQUESTS},
         "securityContext": RESTRICTED_CONTAINER,
-        "lifecycle": {"preStop": {"sleep": {"seconds": ENDPOINT_SECONDS}}},
+        "livenessProbe": http_probe("/liveness", "http", period=10, failures=6),
         "volumeMounts": mounts,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
