@@ -1,0 +1,64 @@
+"""SGLang's own server with two things that it has no flags for: what it tells of its settings needs the admin key,
+and its served model name outlives weight updates."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+# Run by path, Python puts this folder first on the import path; nothing here may hide a module of SGLang's.
+_HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+
+
+class FirstValueHolds:
+    """An attribute that keeps the first value it is given, on each object. SGLang renames the served model to the
+    new checkpoint's folder after /update_weights_from_disk (managers/tokenizer_manager.py); clients must not see
+    the name change with the weights."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._slot = f"_first_{name}"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        if instance is None:
+            return self
+        try:
+            return instance.__dict__[self._slot]
+        except KeyError:
+            raise AttributeError(self._slot.removeprefix("_first_")) from None
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        instance.__dict__.setdefault(self._slot, value)
+
+
+def pin(owner: type, name: str) -> None:
+    attribute = FirstValueHolds()
+    attribute.__set_name__(owner, name)
+    setattr(owner, name, attribute)
+
+
+def prepare() -> None:
+    """Sets both up before SGLang builds its server."""
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()  # as SGLang's own entry point does, before the modules below are imported
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.utils.auth import AuthLevel, auth_level
+
+    # Both print the API keys, admin key included, to whoever holds the data key, as every router does.
+    for endpoint in (http_server.server_info, http_server.get_server_info):
+        auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint)
+    pin(TokenizerManager, "served_model_name")
+
+
+def main() -> None:
+    import runpy
+
+    prepare()
+    runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
