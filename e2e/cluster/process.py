@@ -118,6 +118,10 @@ class ProcessMark:
         return ProcessMark.of(self.pid) == self
 
 
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Daemons that this very process started: they are its children until it ends, and have to be reaped."""
+
+
 def start_daemon(
     argv: Sequence[str | Path], *, mark: Path, log: Path, env: Mapping[str, str] | None = None
 ) -> ProcessMark:
@@ -133,6 +137,7 @@ def start_daemon(
             stderr=stream,
             start_new_session=True,
         )
+    _children[child.pid] = child
     known = ProcessMark.of(child.pid)
     if known is None:
         raise ClusterError(f"{Path(argv[0]).name} ended at once{_tail(log)}")
@@ -168,8 +173,9 @@ def stop_daemon(mark: Path, *, grace: float = 30) -> None:
 
 def _reap(pid: int) -> None:
     """Collect the process if it is a child of ours; a daemon of an earlier run is not."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+    child = _children.get(pid)
+    if child is not None and child.poll() is not None:
+        del _children[pid]
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -73,12 +72,13 @@ class Stage:
         return self
 
     def _copy(self, rootfs: Path, path: str) -> None:
-        source = rootfs / path
-        real = Path(os.path.realpath(source)).relative_to(os.path.realpath(rootfs))
         target = self.root / path
+        if target.exists():
+            return
+        # Links in the root are absolute there, so they are followed from inside.
+        real = run(["chroot", rootfs, "readlink", "-e", f"/{path}"], timeout=30).stdout.strip()
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            shutil.copy2(rootfs / real, target)
+        shutil.copy2(rootfs / real.lstrip("/"), target)
 
     def _link(self, path: str, to: str) -> None:
         link = self.root / path
