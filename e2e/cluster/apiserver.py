@@ -1,8 +1,8 @@
 """Bare etcd and kube-apiserver, ready in seconds: for tests that need the API and no nodes.
 
 No controllers run: nothing is garbage collected, no pod gets an address, no namespace gets a default service account
-(the admission plugin that asks for one is off), aggregated roles such as `view` are empty. RBAC, TokenRequest, the token keys (/openid/v1/jwks), CRDs with CEL,
-server-side apply and watches are the real thing.
+(the admission plugin that asks for one is off), and aggregated roles such as `view` are empty. RBAC, TokenRequest, the
+token keys (/openid/v1/jwks), CRDs with CEL, server-side apply and watches are the real thing.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
@@ -48,6 +48,15 @@ def routed_networks(routes: str) -> list[IPv4Network]:
         if target != "default":
             found.append(IPv4Network(target, strict=False))
     return found
+
+
+def bridges_within(addresses: str, network: IPv4Network) -> list[str]:
+    """Bridges with an address in `network`, in what `ip -j -4 addr show type bridge` prints: ours, and Docker's."""
+    return [
+        link["ifname"]
+        for link in json.loads(addresses or "[]")
+        if any(IPv4Address(one["local"]) in network for one in link.get("addr_info", []))
+    ]
 
 
 @dataclass(frozen=True)
@@ -116,10 +125,11 @@ class HostNetwork:
                 pass
             _iptables(table, "-F", self.chain, check=False)
             _iptables(table, "-X", self.chain, check=False)
-        if Path("/sys/class/net", self.bridge).exists():
-            run(["ip", "link", "del", self.bridge], timeout=10)
         if not self.record.exists():
             return
+        bridges = run(["ip", "-j", "-4", "addr", "show", "type", "bridge"], timeout=10).stdout
+        for bridge in bridges_within(bridges, self.range):
+            run(["ip", "link", "del", bridge], timeout=10)
         for name, value in self._recorded()["before"].items():
             if name == SYSCTLS[0] and value == "0" and another_docker:
                 say("another Docker runs here: IP forwarding stays on")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.host_network import CANDIDATES, HostNetwork, choose_range, routed_networks
+from e2e.cluster.host_network import CANDIDATES, HostNetwork, bridges_within, choose_range, routed_networks
 
 
 def test_first_range_is_taken_on_an_empty_machine() -> None:
@@ -46,3 +46,10 @@ def test_bridge_and_pool_share_the_range_but_do_not_overlap(tmp_path: Path) -> N
     assert network.pool.subnet_of(network.range)
     assert network.bridge_network.subnet_of(network.range)
     assert not network.pool.overlaps(network.bridge_network)
+
+
+def test_only_bridges_of_our_range_are_taken_away() -> None:
+    addresses = [("br-0123", "172.31.3.1"), ("docker0", "172.17.0.1"), ("sglr0a1b2c", "172.31.127.1")]
+    printed = json.dumps([{"ifname": name, "addr_info": [{"local": local}]} for name, local in addresses] + [{}])
+    assert bridges_within(printed, IPv4Network("172.31.0.0/17")) == ["br-0123", "sglr0a1b2c"]
+    assert bridges_within("", IPv4Network("172.31.0.0/17")) == []
