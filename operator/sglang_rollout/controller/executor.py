@@ -1,0 +1,195 @@
+"""Carries out a plan and decides nothing: the decision first, then pods and children, then the status and events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..api import names
+from ..protocol.desired import AgentDesired
+from ..protocol.report import AgentReport
+from ..protocol.routing import RouterDesired, RouterReport
+from ..transitions.planned import DeleteOrder, Plan
+from .applies import Applier, ChildKey, ForeignObject, child_key
+from .events import EventRecorder
+from .external_router import ExternalRouters
+from .kinds import BY_NAME, ROLLOUT, SUPPORTING_KINDS, Object
+from .kube import KubeClient
+from .kube_errors import Conflict, KubeError, NotFound, Refused
+from .lease import LeaderLease
+from .links import LinkPool
+from .rollouts import FleetKey, Rollout
+from .status_writes import QUIET_SECONDS, is_quiet
+
+log = logging.getLogger(__name__)
+
+APPLIES_AT_ONCE = 64  # a large fleet is made in passes, so that a new spec never waits for all of it
+DELETE_SECONDS = 10.0  # an object is not deleted again sooner
+
+
+class NotLeading(Exception):
+    """The lease is no longer ours: nothing may be done any more."""
+
+
+class Overtaken(Exception):
+    """The resource was changed since the plan was made from it: read and plan again."""
+
+
+class ExecutionFailed(Exception):
+    """Calls that failed for no lasting reason, joined; trying again can help."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """again: seconds until the resource must be looked at again; None: only when something changes."""
+
+    again: float | None
+
+
+def soonest(*waits: float | None) -> float | None:
+    return min((wait for wait in waits if wait is not None), default=None)
+
+
+@dataclass
+class Executor:
+    """on_written: told of the resource as the API server answered a status write."""
+
+    kube: KubeClient
+    lease: LeaderLease
+    applier: Applier
+    agents: LinkPool[AgentDesired, AgentReport]
+    routers: LinkPool[RouterDesired, RouterReport]
+    external: ExternalRouters
+    events: EventRecorder
+    on_written: Callable[[Object], None]
+    clock: Callable[[], float] = time.monotonic
+    _status_written: dict[FleetKey, float] = field(default_factory=dict)
+    _deleted: dict[str, float] = field(default_factory=dict)
+    _wanted: dict[FleetKey, set[ChildKey]] = field(default_factory=dict)
+
+    async def execute(self, key: FleetKey, rollout: Rollout, plan: Plan) -> Outcome:
+        """Raises NotLeading, Overtaken, ExecutionFailed. Overtaken of a decision: nothing else was done."""
+        self._must_lead()
+        if plan.decision:
+            await self._write_status(key, rollout, plan)
+        self.agents.want(key, plan.agents)
+        self.routers.want(key, plan.routers)
+        self.external.want(key, plan.external_router)
+        errors_before = self.apply_errors(key)
+        failures, more = await self._children(key, rollout, plan)
+        again = soonest(plan.requeue_after, self.applier.retry_after(self._wanted[key]), 0.0 if more else None)
+        if self.apply_errors(key) != errors_before:
+            again = 0.0  # the status must tell it
+        if not plan.decision:
+            again = soonest(again, await self._status(key, rollout, plan, failures))
+        for note in plan.events:
+            self.events.record(rollout.object, note)
+        if failures:
+            raise ExecutionFailed("; ".join(failures))
+        return Outcome(again)
+
+    def apply_errors(self, key: FleetKey) -> Mapping[tuple[str, str], str]:
+        """By (kind, name): children that the API server refused at their last apply."""
+        return self.applier.errors(key[0], self._wanted.get(key, set()))
+
+    def forget(self, key: FleetKey) -> None:
+        """The resource is gone."""
+        self.applier.forget(self._wanted.pop(key, set()))
+        self._status_written.pop(key, None)
+        self.external.want(key, None)
+
+    # Children
+
+    async def _children(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], bool]:
+        """What failed, and whether applies are left for another pass."""
+        self._wanted[key] = {child_key(manifest) for manifest in plan.applies}
+        due = [manifest for manifest in plan.applies if self.applier.is_due(manifest)]
+        supporting = {kind.kind for kind in SUPPORTING_KINDS}
+        due.sort(key=lambda manifest: manifest["kind"] not in supporting)
+        now, later = due[:APPLIES_AT_ONCE], due[APPLIES_AT_ONCE:]
+        # Pods need their ServiceAccounts and ConfigMaps: a StatefulSet that comes first fails and backs off.
+        first = [manifest for manifest in now if manifest["kind"] in supporting]
+        rest = [manifest for manifest in now if manifest["kind"] not in supporting]
+        failures = await _gathered(
+            [self._delete(key[0], order) for order in plan.deletes]
+            + [self._apply(manifest, rollout.uid) for manifest in first]
+        )
+        failures += await _gathered([self._apply(manifest, rollout.uid) for manifest in rest])
+        return failures, bool(later)
+
+    async def _apply(self, manifest: Mapping[str, Any], owner_uid: str) -> str:
+        self._must_lead()
+        try:
+            await self.applier.apply(manifest, owner_uid)
+        except (Refused, ForeignObject) as error:
+            log.warning("%s", error)  # lasting: told by the status, not tried again at once
+        except KubeError as error:
+            return str(error)
+        return ""
+
+    async def _delete(self, namespace: str, order: DeleteOrder) -> str:
+        self._must_lead()
+        if self.clock() - self._deleted.get(order.uid, float("-inf")) < DELETE_SECONDS:
+            return ""
+        try:
+            await self.kube.delete(BY_NAME[order.kind], namespace, order.name, order.uid)
+        except (NotFound, Conflict):
+            pass  # that object is gone, which is what was wanted
+        except KubeError as error:
+            return str(error)
+        self._deleted = {uid: at for uid, at in self._deleted.items() if self.clock() - at < DELETE_SECONDS}
+        self._deleted[order.uid] = self.clock()
+        return ""
+
+    # Status
+
+    async def _status(self, key: FleetKey, rollout: Rollout, plan: Plan, failures: list[str]) -> float | None:
+        """Writes the status unless it is equal or can wait; seconds until it must be written then."""
+        before, after = rollout.model.status.to_object(), plan.status.to_object()
+        if before == after:
+            return None
+        age = self.clock() - self._status_written.get(key, float("-inf"))
+        if age < QUIET_SECONDS and not plan.events and is_quiet(before, after):
+            return QUIET_SECONDS - age
+        try:
+            await self._write_status(key, rollout, plan)
+        except KubeError as error:
+            failures.append(str(error))
+        return None
+
+    async def _write_status(self, key: FleetKey, rollout: Rollout, plan: Plan) -> None:
+        """With the resourceVersion that the plan was made from, decision or not: a whole status written by an
+        operator that was deposed meanwhile would undo its successor's decision. Raises Overtaken, KubeError."""
+        if rollout.model.status.to_object() == plan.status.to_object():
+            return
+        self._must_lead()
+        metadata = rollout.object["metadata"]
+        body = {
+            "apiVersion": ROLLOUT.api_version,
+            "kind": ROLLOUT.kind,
+            "metadata": {name: metadata[name] for name in ("name", "namespace", "resourceVersion")},
+            "status": plan.status.to_object(),
+        }
+        try:
+            written = await self.kube.apply(ROLLOUT, body, names.FIELD_MANAGER_STATUS, "status", strict=False)
+        except (Conflict, NotFound) as error:
+            raise Overtaken(str(error)) from error
+        self._status_written[key] = self.clock()
+        self.on_written(written)
+
+    def _must_lead(self) -> None:
+        if not self.lease.leading:
+            raise NotLeading(f"{self.lease.identity} no longer leads")
+
+
+async def _gathered(calls: Iterable[Awaitable[str]]) -> list[str]:
+    """What failed, in sentences; all calls are finished before the first exception is raised."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if isinstance(result, str) and result]

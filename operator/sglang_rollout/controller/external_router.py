@@ -1,0 +1,163 @@
+"""Routers that we do not run: the operator itself keeps their workers as planned, as a sidecar does for ours."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from ..api import SGLangRollout
+from ..protocol.routing import RouterDesired, RouterReport
+from .lease import LeaderLease
+from .rollouts import FleetKey
+
+log = logging.getLogger(__name__)
+
+REPAIR_SECONDS = 2.0  # the router may lose its workers at any time
+
+
+class Membership(Protocol):
+    """Keeps the workers of one router. step() makes one attempt and reports; it has its own deadlines and tells
+    failures in the report's message."""
+
+    async def step(self, desired: RouterDesired | None) -> RouterReport: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ExternalTarget:
+    """url: of the router; credential: what its worker API asks for, empty: nothing; fleet: whose workers we keep."""
+
+    url: str
+    credential: str
+    fleet: FleetKey
+
+
+MakeMembership = Callable[[ExternalTarget], Membership]
+
+
+class CredentialMissing(Exception):
+    """spec.router.external.credential names a file that is not mounted."""
+
+
+@dataclass
+class _Attachment:
+    """One fleet's router: a task that repairs it for ever."""
+
+    target: ExternalTarget
+    membership: Membership
+    lease: LeaderLease
+    on_change: Callable[[], None]
+    wanted: RouterDesired | None = None
+    report: RouterReport | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        self.task = asyncio.create_task(self._run(), name=f"external router {self.target.url}")
+
+    async def close(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+        await self.membership.close()
+
+    def want(self, desired: RouterDesired) -> None:
+        if desired != self.wanted:
+            self.wanted = desired
+            self.wake.set()
+
+    async def _run(self) -> None:
+        while self.lease.leading:
+            self.wake.clear()
+            wanted = self.wanted and replace(self.wanted, lease_term=self.lease.term)
+            report = await self.membership.step(wanted)
+            before, self.report = self.report, report
+            if before is None or replace(before, revision=report.revision) != report:
+                self.on_change()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REPAIR_SECONDS):
+                    await self.wake.wait()
+
+
+class ExternalRouters:
+    """By fleet; a fleet without spec.router.external has none. credentials_dir: the files that
+    spec.router.external.credential names, mounted into the operator."""
+
+    def __init__(
+        self,
+        make: MakeMembership,
+        lease: LeaderLease,
+        credentials_dir: Path,
+        on_change: Callable[[FleetKey], None],
+    ) -> None:
+        self._make = make
+        self._lease = lease
+        self._credentials_dir = credentials_dir
+        self._on_change = on_change
+        self._attached: dict[FleetKey, _Attachment] = {}
+        self._refused: dict[FleetKey, str] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def sync(self, key: FleetKey, rollout: SGLangRollout | None) -> None:
+        """Attaches to the router that the resource names now; None: the resource is gone."""
+        target = None
+        self._refused.pop(key, None)
+        try:
+            target = self._target(key, rollout)
+        except CredentialMissing as error:
+            self._refused[key] = str(error)
+        attached = self._attached.get(key)
+        if attached is not None and attached.target != target:
+            self._detach(self._attached.pop(key))
+            attached = None
+        if attached is None and target is not None:
+            attached = _Attachment(target, self._make(target), self._lease, lambda: self._on_change(key))
+            self._attached[key] = attached
+            attached.open()
+
+    def want(self, key: FleetKey, desired: RouterDesired | None) -> None:
+        if desired is not None and key in self._attached:
+            self._attached[key].want(desired)
+
+    def report(self, key: FleetKey) -> RouterReport | None:
+        if key in self._refused:
+            return RouterReport(revision=0, sidecar_start="", pod_uid="", message=self._refused[key])
+        return self._attached[key].report if key in self._attached else None
+
+    def settled(self, key: FleetKey) -> bool:
+        """Whether the fleet's router, if it has one, was asked once."""
+        return key not in self._attached or self._attached[key].report is not None
+
+    async def close(self) -> None:
+        for key in list(self._attached):
+            self.sync(key, None)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _target(self, key: FleetKey, rollout: SGLangRollout | None) -> ExternalTarget | None:
+        external = None if rollout is None else rollout.spec.router.external
+        if external is None:
+            return None
+        credential = "" if external.credential is None else self._read(external.credential)
+        return ExternalTarget(external.url, credential, key)
+
+    def _read(self, name: str) -> str:
+        """The credential; read at every pass, so that a rotated one counts. Raises CredentialMissing."""
+        path = self._credentials_dir / name
+        try:
+            return path.read_text().strip()
+        except OSError as error:
+            raise CredentialMissing(
+                f"the credential {name!r} of router.external cannot be read: {error.strerror}: mount it into the"
+                f" operator as {path}"
+            ) from error
+
+    def _detach(self, attached: _Attachment) -> None:
+        task = asyncio.create_task(attached.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)

@@ -1,0 +1,354 @@
+"""Links to the programs in a fleet's pods, one a pod: what the operator wants goes out by PUT, what the pod reports
+comes in by long poll. Nobody waits for a pod: what comes back calls `on_change`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import aiohttp
+
+from ..protocol import pod
+from ..protocol.wire import MalformedMessage, dumps, loads
+from .kube_errors import KubeError
+from .lease import LeaderLease
+from .tokens import FleetTokens
+
+log = logging.getLogger(__name__)
+
+CONNECT_SECONDS = 3.0
+PUT_SECONDS = 5.0
+POLL_SECONDS = 25.0
+SILENT_SECONDS = 15.0  # a report is believed for so long after its pod stopped answering
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+REPORT_BYTES = 4 << 20  # what a pod may answer at most: its image is the tenant's
+
+
+class Desired(Protocol):
+    """AgentDesired or RouterDesired."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def lease_term(self) -> int: ...
+
+
+class Report(Protocol):
+    """AgentReport or RouterReport."""
+
+    @property
+    def revision(self) -> int: ...
+
+    @property
+    def pod_uid(self) -> str: ...
+
+    @property
+    def lease_term(self) -> int: ...
+
+
+D = TypeVar("D", bound=Desired)
+R = TypeVar("R", bound=Report)
+FleetKey = tuple[str, str]
+
+
+class LinkError(Exception):
+    """A call to a pod that failed, in a sentence. status: of HTTP, 0 without an answer."""
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Dialect(Generic[R]):
+    """What differs between agents and router sidecars. start_of: the random id of the reporting process, which
+    must be told again what is wanted when it changes."""
+
+    name: str
+    port: int
+    report: type[R]
+    start_of: Callable[[R], str]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A pod to link to. audience: of the tokens that it accepts."""
+
+    uid: str
+    name: str
+    ip: str
+    audience: str
+
+    def url(self, port: int) -> str:
+        return f"http://[{self.ip}]:{port}" if ":" in self.ip else f"http://{self.ip}:{port}"
+
+
+@dataclass
+class LinkContext:
+    """What all links share. on_call: told of every call: operation, status code (or "error"), seconds."""
+
+    session: aiohttp.ClientSession
+    tokens: FleetTokens
+    lease: LeaderLease
+    on_call: Callable[[str, str, float], None] = lambda *_: None
+    clock: Callable[[], float] = time.monotonic
+    silent_seconds: float = SILENT_SECONDS
+    poll_seconds: float = POLL_SECONDS
+
+
+@dataclass
+class PodLink(Generic[D, R]):
+    """The link to one pod."""
+
+    target: Target
+    dialect: Dialect[R]
+    context: LinkContext
+    on_change: Callable[[], None]
+    settled: bool = False  # it has answered or failed once
+    _report: R | None = None
+    _wanted: D | None = None
+    _sent: tuple[str, D] | None = None  # to which process, what
+    _failing_since: float | None = None
+    _problem: str = ""
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _drop: asyncio.TimerHandle | None = None
+
+    def open(self) -> None:
+        self._tasks = [self._task("listen", self._listen()), self._task("drive", self._drive())]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        if self._drop is not None:
+            self._drop.cancel()
+
+    @property
+    def report(self) -> R | None:
+        """The last report, unless the pod has been silent for too long."""
+        return None if self.silent else self._report
+
+    @property
+    def silent(self) -> str:
+        """Why there is no report to believe; empty while there is one, or while it is too early to say."""
+        if self._failing_since is None or self.context.clock() - self._failing_since < self.context.silent_seconds:
+            return ""
+        return self._problem
+
+    def want(self, desired: D) -> None:
+        """From now on the pod is told this, again whenever its program restarts. Returns at once."""
+        if desired != self._wanted:
+            self._wanted = desired
+            self._wake.set()
+
+    async def _listen(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            query = {}
+            seconds = PUT_SECONDS
+            if self._report is not None and self._failing_since is None:
+                query = {"after": str(self._report.revision), "wait": f"{self.context.poll_seconds:g}"}
+                seconds += self.context.poll_seconds
+            try:
+                self._take(await self._call("report", "GET", pod.PATH_REPORT, query, seconds=seconds))
+                pause = FIRST_PAUSE
+            except LinkError as error:
+                self._failed(str(error))
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 jitter
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _drive(self) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            desired = self._unsent()
+            if desired is None:
+                await self._wake.wait()
+                self._wake.clear()
+                continue
+            if not self.context.lease.leading:
+                return  # the process is about to end; a new leader makes new links
+            term = self.context.lease.term
+            try:
+                body = dumps(replace(desired, lease_term=term))
+                report = await self._call("desired", "PUT", pod.PATH_DESIRED, {}, body=body, seconds=PUT_SECONDS)
+                self._sent = (self.dialect.start_of(report), desired)
+                self._take(report)
+                pause = FIRST_PAUSE
+            except LinkError as error:
+                if error.status == 409:
+                    self.context.lease.need_term_above(term)
+                self._failed(str(error))
+                try:
+                    async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):  # noqa: S311 jitter
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+                pause = min(pause * 2, LONGEST_PAUSE)
+
+    def _unsent(self) -> D | None:
+        """What the pod's present process has not been told yet."""
+        told = self._sent is not None and self._sent[1] == self._wanted
+        if told and self._report is not None and self._sent is not None:
+            told = self._sent[0] == self.dialect.start_of(self._report)
+        return None if told else self._wanted
+
+    def _take(self, report: R) -> None:
+        recovered = self._failing_since is not None or not self.settled
+        self._failing_since, self._problem, self.settled = None, "", True
+        if self._drop is not None:
+            self._drop.cancel()
+            self._drop = None
+        if report.lease_term > self.context.lease.term:
+            self.context.lease.need_term_above(report.lease_term)
+        before = self._report
+        start_of = self.dialect.start_of
+        if before is not None and start_of(before) == start_of(report) and report.revision < before.revision:
+            return  # the answer to an earlier call
+        self._report = report
+        if before is None or start_of(before) != start_of(report):
+            self._wake.set()
+        if recovered or before != report:
+            self.on_change()
+
+    def _failed(self, problem: str) -> None:
+        first = not self.settled
+        self._problem, self.settled = problem, True
+        if self._failing_since is None:
+            self._failing_since = self.context.clock()
+            self._drop = asyncio.get_running_loop().call_later(self.context.silent_seconds + 0.01, self.on_change)
+            log.debug("%s of %s: %s", self.dialect.name, self.target.name, problem)
+        if first:
+            self.on_change()
+
+    async def _call(
+        self, operation: str, method: str, path: str, query: Mapping[str, str], *, body: bytes = b"", seconds: float
+    ) -> R:
+        """Raises LinkError. A token that the pod refuses is replaced once: it may have been minted before the
+        cluster's keys were rotated."""
+        audience = self.target.audience
+        for attempt in (1, 2):
+            try:
+                token = await self.context.tokens.token(audience)
+            except KubeError as error:
+                raise LinkError(f"no token for the {self.dialect.name} of {self.target.name}: {error}") from error
+            try:
+                return await self._attempt(operation, method, path, query, body, seconds, token)
+            except LinkError as error:
+                if error.status != 401 or attempt == 2:
+                    raise
+                self.context.tokens.discard(audience, token)
+        raise AssertionError("the second attempt returns or raises")
+
+    async def _attempt(
+        self, operation: str, method: str, path: str, query: Mapping[str, str], body: bytes, seconds: float, token: str
+    ) -> R:
+        started = time.monotonic()
+        code = "error"
+        who = f"the {self.dialect.name} of {self.target.name}"
+        try:
+            async with self.context.session.request(
+                method,
+                self.target.url(self.dialect.port) + path,
+                params={**query, pod.QUERY_POD: self.target.uid},
+                data=body or None,
+                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
+                allow_redirects=False,
+            ) as response:
+                code = str(response.status)
+                answer = await _bounded(response, who)
+                if response.status != 200:
+                    raise LinkError(f"{who} answers {response.status}: {_sentence(answer)}", response.status)
+                report = loads(self.dialect.report, answer)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            code = "error"
+            raise LinkError(f"{who} does not answer: {error or type(error).__name__}") from error
+        except MalformedMessage as error:
+            raise LinkError(f"{who} answers nonsense: {error}") from error
+        finally:
+            self.context.on_call(operation, code, time.monotonic() - started)
+        if report.pod_uid != self.target.uid:
+            raise LinkError(f"another pod (UID {report.pod_uid}) answers at the address of {self.target.name}")
+        return report
+
+    def _task(self, what: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        return asyncio.create_task(coroutine, name=f"{what} {self.dialect.name} {self.target.name}")
+
+
+class LinkPool(Generic[D, R]):
+    """The links to all pods of one sort, by fleet and pod UID. on_change: told which fleet has news."""
+
+    def __init__(self, dialect: Dialect[R], context: LinkContext, on_change: Callable[[FleetKey], None]) -> None:
+        self._dialect = dialect
+        self._context = context
+        self._on_change = on_change
+        self._links: dict[FleetKey, dict[str, PodLink[D, R]]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def sync(self, fleet: FleetKey, targets: Mapping[str, Target]) -> None:
+        """Links to exactly these pods; a pod whose address changed gets a new link."""
+        links = self._links.setdefault(fleet, {})
+        for uid, link in list(links.items()):
+            if targets.get(uid) != link.target:
+                self._close(links.pop(uid))
+        for uid, target in targets.items():
+            if uid not in links:
+                links[uid] = PodLink(target, self._dialect, self._context, lambda: self._on_change(fleet))
+                links[uid].open()
+        if not links:
+            del self._links[fleet]
+
+    def of(self, fleet: FleetKey) -> Mapping[str, PodLink[D, R]]:
+        return self._links.get(fleet, {})
+
+    def settled(self, fleet: FleetKey) -> bool:
+        """Whether every pod of the fleet has answered or failed at least once."""
+        return all(link.settled for link in self.of(fleet).values())
+
+    def want(self, fleet: FleetKey, desired: Mapping[str, D]) -> None:
+        links = self.of(fleet)
+        for uid, wanted in desired.items():
+            if uid in links:
+                links[uid].want(wanted)
+
+    async def close(self) -> None:
+        for fleet in list(self._links):
+            self.sync(fleet, {})
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _close(self, link: PodLink[D, R]) -> None:
+        task = asyncio.create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+async def _bounded(response: aiohttp.ClientResponse, who: str) -> bytes:
+    """The body, if it is not absurdly large. Raises LinkError."""
+    chunks = bytearray()
+    async for chunk in response.content.iter_any():
+        chunks += chunk
+        if len(chunks) > REPORT_BYTES:
+            response.close()
+            raise LinkError(f"{who} answers more than {REPORT_BYTES >> 20} MiB")
+    return bytes(chunks)
+
+
+def _sentence(answer: bytes) -> str:
+    """The sentence of our JSON errors, or the beginning of whatever it is."""
+    try:
+        return loads(_Error, answer).error
+    except MalformedMessage:
+        return answer[:200].decode(errors="replace")
+
+
+@dataclass(frozen=True)
+class _Error:
+    error: str

@@ -1,0 +1,161 @@
+"""One pass over one fleet: gather what is known, plan, carry out. Level-based: it may run at any time, and again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+
+from pydantic import ValidationError
+
+from ..api import SGLangRollout
+from ..protocol import fleet as fleet_protocol
+from ..protocol.desired import AgentDesired
+from ..protocol.report import AgentReport
+from ..protocol.routing import RouterDesired, RouterReport
+from ..resources.context import FleetContext
+from ..transitions.observed import Observed, PodView
+from ..transitions.planned import EventNote, Plan
+from .caches import Caches
+from .cluster_keys import ClusterKeys
+from .events import EventRecorder
+from .executor import Executor, Outcome, Overtaken
+from .external_router import ExternalRouters
+from .kinds import ROLLOUT, Object
+from .kube import KubeClient
+from .kube_errors import NotFound
+from .links import LinkPool, Target
+from .rollouts import FleetKey, Rollout, Rollouts
+from .settings import Settings
+from .tokens import FleetTokens
+
+log = logging.getLogger(__name__)
+
+WARM_UP_SECONDS = 3.0  # for so long a new leader waits for the first answers of a fleet's pods
+REPLANS = 3  # in one pass, when others keep changing the resource
+INVALID_SECONDS = 60.0
+
+Planner = Callable[[Observed, datetime], Plan]
+
+
+@dataclass
+class Reconciler:
+    """on_read: told of the resource as it was read again, as on_written of the executor."""
+
+    settings: Settings
+    kube: KubeClient
+    rollouts: Rollouts
+    caches: Caches
+    keys: ClusterKeys
+    tokens: FleetTokens
+    agents: LinkPool[AgentDesired, AgentReport]
+    routers: LinkPool[RouterDesired, RouterReport]
+    external: ExternalRouters
+    executor: Executor
+    events: EventRecorder
+    planner: Planner
+    on_read: Callable[[Object], None]
+    clock: Callable[[], float] = time.monotonic
+    now: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _linked: dict[FleetKey, str] = field(default_factory=dict)
+    _warming: dict[FleetKey, float] = field(default_factory=dict)
+
+    async def reconcile(self, key: FleetKey) -> Outcome:
+        """Raises NotLeading, ExecutionFailed and KubeError; the caller tries again."""
+        for _ in range(REPLANS):
+            rollout = self.rollouts.get(key)
+            if rollout is None or rollout.deleting:
+                self._forget(key)
+                return Outcome(None)
+            try:
+                model = rollout.model
+            except ValidationError as error:
+                self.events.record(rollout.object, EventNote("Warning", "InvalidResource", str(error)))
+                return Outcome(INVALID_SECONDS)
+            pods = self.caches.pods_of(key)
+            self._link(key, rollout, pods)
+            waiting = self._warming_up(key)
+            if waiting is not None:
+                return Outcome(waiting)
+            plan = self.planner(self._observe(key, model, pods), self.now())
+            try:
+                return await self.executor.execute(key, rollout, plan)
+            except Overtaken as error:
+                log.info("%s/%s: planning again: %s", *key, error)
+                await self._read_again(key)
+        return Outcome(0.0)
+
+    def _observe(self, key: FleetKey, model: SGLangRollout, pods: tuple[PodView, ...]) -> Observed:
+        agents, routers = self.agents.of(key), self.routers.of(key)
+        silent = {uid: why for links in (agents, routers) for uid, link in links.items() if (why := link.silent)}
+        reports = {uid: report for uid, link in agents.items() if (report := link.report) is not None}
+        router_reports = {uid: heard for uid, link in routers.items() if (heard := link.report) is not None}
+        return Observed(
+            rollout=model,
+            context=self._context(model.metadata.uid),
+            children=self.caches.children_of(key, self.now()),
+            pods=pods,
+            agents=reports,
+            routers=router_reports,
+            silent=silent,
+            external_router=self.external.report(key),
+            apply_errors=self.executor.apply_errors(key),
+        )
+
+    def _context(self, uid: str) -> FleetContext:
+        return FleetContext(
+            operator_namespace=self.settings.namespace,
+            operator_pod_labels=self.settings.pod_labels,
+            agent_image=self.settings.agent_image,
+            router_image=self.settings.router_image,
+            trust=self.keys.trust(uid),
+        )
+
+    def _link(self, key: FleetKey, rollout: Rollout, pods: tuple[PodView, ...]) -> None:
+        """Links to every pod that has an address, the terminating ones too: they still report their draining."""
+        audience = fleet_protocol.audience(rollout.uid)
+        before = self._linked.get(key)
+        if before != audience:
+            if before is not None:
+                self.tokens.forget(before)
+            self._linked[key] = audience
+            self._warming[key] = self.clock()
+        reachable = [pod for pod in pods if pod.ip and pod.phase not in ("Failed", "Succeeded")]
+        target = partial(Target, audience=audience)
+        self.agents.sync(
+            key, {pod.uid: target(pod.uid, pod.name, pod.ip) for pod in reachable if pod.engine is not None}
+        )
+        self.routers.sync(key, {pod.uid: target(pod.uid, pod.name, pod.ip) for pod in reachable if pod.engine is None})
+        self.external.sync(key, rollout.model)
+
+    def _warming_up(self, key: FleetKey) -> float | None:
+        """Seconds to wait for the first answers; None: no more. Planned without them, a fleet that serves would look
+        like one that does not."""
+        since = self._warming.get(key)
+        if since is None:
+            return None
+        left = since + WARM_UP_SECONDS - self.clock()
+        settled = self.agents.settled(key) and self.routers.settled(key) and self.external.settled(key)
+        if settled or left <= 0:
+            del self._warming[key]
+            return None
+        return left
+
+    async def _read_again(self, key: FleetKey) -> None:
+        try:
+            self.on_read(await self.kube.get(ROLLOUT, *key))
+        except NotFound:
+            self.rollouts.remove(key)
+
+    def _forget(self, key: FleetKey) -> None:
+        self.agents.sync(key, {})
+        self.routers.sync(key, {})
+        self.external.sync(key, None)
+        self.executor.forget(key)
+        self._warming.pop(key, None)
+        audience = self._linked.pop(key, None)
+        if audience is not None:
+            self.tokens.forget(audience)
