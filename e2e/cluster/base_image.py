@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import ssl
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from e2e.cluster.debian import bootstrap, ensure_packages, pack
 from e2e.cluster.docker import Engine, can_pull
 from e2e.cluster.layout import Layout
 from e2e.cluster.lock import exclusive
+from e2e.cluster.mounts import remove_tree
 from e2e.cluster.progress import say, step
 
 _LABEL = "sglang-rollout.local-base"
@@ -78,7 +78,7 @@ def _make(docker: Engine, layout: Layout, name: str) -> None:
     ensure_packages(layout, ["debootstrap"])
     log = layout.logs / "debian-image.log"
     root = layout.images / "debian-rootfs"
-    shutil.rmtree(root, ignore_errors=True)
+    remove_tree(root)
     root.mkdir(parents=True)
     try:
         bootstrap(layout, root, [], log)
@@ -92,7 +92,7 @@ def _make(docker: Engine, layout: Layout, name: str) -> None:
         flags = [word for change in changes for word in ("--change", change)]
         pack(root, [str(docker.client), "import", *flags, "-", name], docker.env, log)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        remove_tree(root)
     say(f"{name} carries this machine's certificates and package settings: for local use, not to be pushed")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -120,10 +121,8 @@ def _load(args: argparse.Namespace) -> int:
 def _docker(args: argparse.Namespace) -> int:
     cluster = open_cluster(args.name)
     cluster.engine.start()
-    done = cluster.engine.docker(*args.arguments, timeout=3600, check=False)
-    sys.stdout.write(done.stdout)
-    sys.stderr.write(done.stderr)
-    return done.returncode
+    client = str(cluster.engine.client)
+    os.execve(client, [client, *args.arguments], {**os.environ, **cluster.engine.env})
 
 
 def _node(args: argparse.Namespace) -> int:

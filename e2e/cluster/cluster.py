@@ -16,6 +16,7 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.kind import Kind, Mount, describe, mounts_of
 from e2e.cluster.layout import Layout
 from e2e.cluster.lock import exclusive
+from e2e.cluster.mounts import remove_tree
 from e2e.cluster.node_image import ensure_node_image
 from e2e.cluster.nodes import Nodes, all_running, images_and_archives
 from e2e.cluster.process import run, wait_for, write_atomically
@@ -61,8 +62,8 @@ class Cluster:
         """Return with all nodes Ready and names resolved. A healthy cluster of the same kind is kept."""
         with exclusive(self.layout.cluster / "instances" / f"{self.name}.lock", f"cluster {self.name}", timeout=5400):
             self.engine.start()
-            gobuild.build(self.layout, (*gobuild.COMMANDS, gobuild.PROGRAMS["kubectl"]))
             image = ensure_node_image(self.engine, self.layout)
+            gobuild.build(self.layout, (*gobuild.COMMANDS, gobuild.PROGRAMS["kubectl"]))
             wanted = describe(self.name, image, self._wanted_mounts())
             if self._description.exists() and self._description.read_text() == wanted and self.healthy():
                 say(f"cluster {self.name} is up")
@@ -131,7 +132,7 @@ class Cluster:
             shutil.rmtree(self._folder, ignore_errors=True)
         if purge:
             with step(f"remove {self.layout.cluster}"):
-                shutil.rmtree(self.layout.cluster)
+                remove_tree(self.layout.cluster)
 
     def _down_private(self, private: Daemon) -> None:
         others: list[str] = []

@@ -17,7 +17,8 @@ from e2e.cluster.errors import ClusterError
 from e2e.cluster.host_network import HostNetwork
 from e2e.cluster.layout import Layout
 from e2e.cluster.lock import exclusive
-from e2e.cluster.process import daemon, run, start_daemon, stop_daemon, wait_for, write_atomically
+from e2e.cluster.mounts import remove_tree, unmount_below
+from e2e.cluster.process import ProcessMark, daemon, run, start_daemon, stop_daemon, wait_for, write_atomically
 from e2e.cluster.progress import say, step
 
 _SYSTEM_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -211,11 +212,8 @@ class Daemon:
 
     def _remove_leftovers(self) -> None:
         """Mounts of containers that did not end cleanly, the runtime folder, and empty control groups."""
-        ours = (str(self.layout.run), str(self.layout.docker))
-        mounted = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        for target in sorted((path for path in mounted if path.startswith(ours)), reverse=True):
-            run(["umount", "-l", target], timeout=20, check=False)
-        shutil.rmtree(self.layout.run, ignore_errors=True)
+        unmount_below(self.layout.docker)
+        remove_tree(self.layout.run)
         roots = [Path("/sys/fs/cgroup"), *(path for path in Path("/sys/fs/cgroup").iterdir() if path.is_dir())]
         for root in roots:
             for folder, _, _ in os.walk(root / self._cgroup, topdown=False):
@@ -231,11 +229,12 @@ def _system(program: str) -> Path:
 
 
 def _another_dockerd_runs() -> bool:
-    """After ours has ended: is there one more?"""
+    """After ours has ended: is there one more? A zombie of ours does not count."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if (entry / "comm").read_text().strip() == "dockerd":
+                name = (entry / "comm").read_text().strip()
+                if name == "dockerd" and ProcessMark.of(int(entry.name)) is not None:
                     return True
     return False
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from e2e.cluster import versions
 from e2e.cluster.errors import ClusterError
 from e2e.cluster.layout import Layout
+from e2e.cluster.lock import exclusive
 from e2e.cluster.process import run
 from e2e.cluster.progress import step
 
@@ -119,13 +120,18 @@ def build(layout: Layout, programs: Iterable[Program]) -> None:
     if missing:
         go = _go()
         for program in missing:
-            with step(f"build {program.name} {program.version}"):
-                _build(layout, go, program)
+            target = binary(layout, program.name)
+            title = f"build {program.name} {program.version}"
+            with exclusive(target.parent / f".{program.name}.lock", title, timeout=3600):
+                if not target.exists():
+                    with step(title):
+                        _build(layout, go, program)
 
 
 def _build(layout: Layout, go: str, program: Program) -> None:
     target = binary(layout, program.name)
-    scratch = target.parent / f".build-{program.name}-{os.getpid()}"
+    scratch = target.parent / f".build-{program.name}"
+    shutil.rmtree(scratch, ignore_errors=True)  # of a build that was killed
     scratch.mkdir(parents=True)
     log = layout.logs / f"go-{program.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)

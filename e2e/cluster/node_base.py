@@ -31,9 +31,13 @@ _UNWANTED_UNITS = (
 _EXECUTABLE = ("usr/local/bin", "kind/bin")
 
 
-def make_rootfs(layout: Layout, root: Path, log: Path) -> None:
-    """Make the root file system in the new folder `root`; needs the containerd, crictl and CNI programs."""
+def bootstrap_rootfs(layout: Layout, root: Path, log: Path) -> None:
+    """Debian with the packages of a node, in the new folder `root`."""
     bootstrap(layout, root, PACKAGES, log)
+
+
+def furnish_rootfs(layout: Layout, root: Path, log: Path) -> None:
+    """Make a node of the root file system; needs the containerd, crictl and CNI programs."""
     _add_kind_files(root, gobuild.module_source("sigs.k8s.io/kind", versions.KIND) / "images/base/files")
     _tame_systemd(root, log)
     _add_programs(layout, root)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from e2e.cluster import gobuild, versions
@@ -14,7 +14,8 @@ from e2e.cluster.debian import ensure_packages
 from e2e.cluster.docker import Engine, can_pull, has_image
 from e2e.cluster.layout import Layout
 from e2e.cluster.lock import exclusive
-from e2e.cluster.node_base import import_base, make_rootfs
+from e2e.cluster.mounts import remove_tree
+from e2e.cluster.node_base import bootstrap_rootfs, furnish_rootfs, import_base
 from e2e.cluster.process import run
 from e2e.cluster.progress import step
 from e2e.cluster.staging import Stage
@@ -34,14 +35,13 @@ def ensure_node_image(docker: Engine, layout: Layout) -> str:
         if has_image(docker, name) and has_image(docker, PROBE):
             return name
         ensure_packages(layout, ["debootstrap", "gcc", "libc6-dev"])
-        gobuild.build(layout, gobuild.PROGRAMS.values())
         work = layout.images / "node"
-        shutil.rmtree(work, ignore_errors=True)
+        remove_tree(work)
         work.mkdir(parents=True)
         try:
             _make(docker, layout, work, name)
         finally:
-            shutil.rmtree(work, ignore_errors=True)
+            remove_tree(work)
     return name
 
 
@@ -65,9 +65,15 @@ def _make(docker: Engine, layout: Layout, work: Path, name: str) -> None:
     log = layout.logs / "node-image.log"
     log.unlink(missing_ok=True)
     root = work / "rootfs"
-    with step("make the node's root file system"):
-        make_rootfs(layout, root, log)
-        base = f"sglang-rollout/node-base:{recipe_key()}"
+    # Packages come from the network while the compilers have the processors.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        bootstrapped = pool.submit(bootstrap_rootfs, layout, root, log)
+        gobuild.build(layout, gobuild.PROGRAMS.values())
+        with step("make the node's root file system"):
+            bootstrapped.result()
+            furnish_rootfs(layout, root, log)
+    base = f"sglang-rollout/node-base:{recipe_key()}"
+    with step("import the node's root file system"):
         import_base(docker, root, base, log)
     with step("make the images of the control plane"):
         release = _write_release(layout, work, root)
