@@ -2,6 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 
 PYTHON ?= python3
 export SGLANG_ROLLOUT_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sglang-rollout
@@ -10,18 +11,62 @@ CACHE := $(SGLANG_ROLLOUT_CACHE)
 VENV := $(CACHE)/venv/$(shell sed -n '1,/^\[tool/p' pyproject.toml | sha256sum | cut -c1-12)
 PY := $(VENV)/bin/python
 export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)
+# What the demo reads; make passes on what is given as `make demo CLUSTER=current`.
+export CLUSTER IMAGE_PREFIX RESOURCE WEIGHTS_PATH
+
+# In tests/, by what they need. The hypothesis plug-in marks property tests.
+NO_CLUSTER := not apiserver and not cluster and not router
+PYTEST := $(PY) -m pytest
+ARGS ?=
 
 $(VENV)/.ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
 	@mkdir -p $(dir $(VENV)) && $(PYTHON) -m venv $(VENV) && $(VENV)/bin/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-.PHONY: help venv venv-path
+.PHONY: help venv venv-path demo demo-down check test lint types unit property test-apiserver e2e bench \
+	format crds images prepare cluster-up cluster-down
 help: ## Show these verbs
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
+demo: $(VENV)/.ready ## The main job on a real cluster, step by step (CLUSTER=current: on yours)
+	@$(PY) -m e2e.demo
+demo-down: $(VENV)/.ready ## Take away what the demo made
+	@$(PY) -m e2e.demo down
+
+check: lint types unit property ## All tests without a cluster, under a minute
+test: check prepare test-apiserver e2e ## All tests, in the order in which they are worth knowing
+
+lint: $(VENV)/.ready ## ruff: rules and format
+	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
+types: $(VENV)/.ready ## mypy, strict
+	@$(PY) -m mypy
+unit: $(VENV)/.ready ## Unit tests
+	@$(PYTEST) tests -m "$(NO_CLUSTER) and not hypothesis" $(ARGS)
+property: $(VENV)/.ready ## Property tests
+	@$(PYTEST) tests -m "$(NO_CLUSTER) and hypothesis" $(ARGS)
+test-apiserver: $(VENV)/.ready ## Tests against a real API server, no nodes
+	@$(PY) -m e2e.cluster tools --only apiserver >/dev/null && $(PY) -m e2e.cluster tools --only commands >/dev/null
+	@$(PYTEST) tests -m apiserver $(ARGS)
+e2e: prepare ## Tests on a real cluster with real engines and routers
+	@$(PYTEST) e2e -m "cluster or router" $(ARGS)
+bench: prepare ## Measure on a real cluster; prints a table and writes docs/performance.md
+	@$(PY) -m e2e.bench
+
+format: $(VENV)/.ready ## Format the code
+	@$(PY) -m ruff format . && $(PY) -m ruff check --fix .
+crds: $(VENV)/.ready ## Write crds/ from the models
+	@$(PY) -m sglang_rollout.api.crd
+images: $(VENV)/.ready ## Build the images; prints their references
+	@$(PY) -m e2e.images build
+prepare: $(VENV)/.ready ## Build and download once what cluster, engines and images need, side by side
+	@$(PY) -m e2e.prepare
+cluster-up: prepare ## Start the local cluster with our images in it, no operator
+	@$(PY) -m e2e.deployment.site
+cluster-down: $(VENV)/.ready ## Remove the local cluster; what was built stays cached
+	@$(PY) -m e2e.cluster down
+
 venv: $(VENV)/.ready ## Create the development virtualenv (cached outside the checkout)
 	@echo $(VENV)
-
 venv-path:
 	@echo $(VENV)

@@ -1,0 +1,1 @@
+"""The main job on a real cluster, step by step, each with its time."""

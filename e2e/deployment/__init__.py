@@ -1,0 +1,1 @@
+"""Our operator and its fleets on a cluster, as the demo, the tests and the benchmarks use them."""

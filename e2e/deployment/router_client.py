@@ -1,0 +1,73 @@
+"""A client of a fleet's router: SGLang's /generate, as a trainer's rollout worker calls it."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+
+from e2e.deployment.answers import Answer
+from e2e.deployment.connection import Connection, service_url
+from sglang_rollout.api.names import router_name
+from sglang_rollout.protocol.pod import ROUTER_PORT
+
+# Long enough for a request that waits out a pause and a weight move.
+ANSWER_SECONDS = 240.0
+PROMPT = "the router sends a request to an engine and"
+
+
+class RouterClient:
+    """Requests to one router's Service. Nothing is retried: every failure is seen."""
+
+    def __init__(self, connection: Connection, namespace: str, service: str, port: int = ROUTER_PORT) -> None:
+        self._client = connection.client
+        self._url = service_url(namespace, service, port)
+
+    @classmethod
+    def of_fleet(cls, connection: Connection, namespace: str, fleet: str) -> RouterClient:
+        return cls(connection, namespace, router_name(fleet))
+
+    async def generate(
+        self,
+        prompt: str | list[int] = PROMPT,
+        *,
+        tokens: int = 16,
+        fingerprint: bool = False,
+        timeout: float = ANSWER_SECONDS,
+    ) -> Answer:
+        """One greedy generation of exactly `tokens` tokens. fingerprint: ask for the prompt's log probabilities."""
+        key = "text" if isinstance(prompt, str) else "input_ids"
+        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        body: dict[str, Any] = {key: prompt, "sampling_params": sampling}
+        if fingerprint:
+            body |= {"return_logprob": True, "logprob_start_len": 0}
+        sent = time.monotonic()
+        try:
+            response = await self._client.post(f"{self._url}/generate", json=body, timeout=timeout)
+        except httpx.HTTPError as error:
+            return Answer(sent, time.monotonic(), 0, f"{type(error).__name__}: {error}")
+        return _answer(response, sent, time.monotonic())
+
+
+def _answer(response: httpx.Response, sent: float, received: float) -> Answer:
+    if response.status_code != 200:
+        return Answer(sent, received, response.status_code, response.text[:300])
+    try:
+        decoded = response.json()
+        meta = decoded["meta_info"]
+        finish = meta["finish_reason"]["type"]
+        logprobs = meta.get("input_token_logprobs") or ()
+        return Answer(
+            sent,
+            received,
+            200,
+            error="" if finish == "length" else f"finished by {meta['finish_reason']}",
+            version=str(meta["weight_version"]),
+            spans=tuple(str(span["version"]) for span in meta.get("weight_versions") or ()),
+            text=decoded["text"],
+            # The first token has no predecessor, so no log probability.
+            prompt_logprobs=tuple(float(one[0]) for one in logprobs if one[0] is not None),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        return Answer(sent, received, 200, f"not an answer of SGLang: {type(error).__name__}: {response.text[:200]}")
