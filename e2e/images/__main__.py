@@ -20,7 +20,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         if options.verb == "refs":
-            refs = {name: image.ref for name, image in IMAGES.items()}
+            refs = {name: image.snapshot().ref for name, image in IMAGES.items()}
         else:
             unknown = sorted(set(options.names) - set(IMAGES))
             if unknown:
@@ -37,9 +37,9 @@ def main() -> int:
 
 
 def _load(refs: list[str]) -> None:
-    from e2e.cluster import Cluster  # the cluster's tools are needed only here
+    from e2e.cluster import open_cluster  # the cluster's tools are needed only here
 
-    Cluster().load(*refs)
+    open_cluster().load(*refs)
 
 
 if __name__ == "__main__":

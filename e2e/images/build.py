@@ -28,15 +28,14 @@ def build_all(names: Iterable[str] = IMAGES) -> dict[str, str]:
     docker.start()
     with exclusive(layout.images / "build.lock", "images", timeout=BUILD_SECONDS * 2):
         ensure_debian_image(docker, layout)
-        for name in names:
-            _build(docker, IMAGES[name], layout.logs / f"image-{name}.log")
-    return {name: IMAGES[name].ref for name in names}
+        return {name: _build(docker, IMAGES[name], layout.logs / f"image-{name}.log") for name in names}
 
 
-def _build(docker: Engine, image: Image, log: Path) -> None:
-    ref = image.ref
+def _build(docker: Engine, image: Image, log: Path) -> str:
+    snapshot = image.snapshot()
+    ref = snapshot.ref
     if docker.docker("image", "inspect", ref, check=False).returncode == 0:
-        return
+        return ref
     with step(f"image {ref}"):
         argv = [str(docker.client), "build", "--file", image.dockerfile, "--tag", ref, "-"]
         # The classic builder is in every Docker; BuildKit is a separate plug-in since Docker 23.
@@ -46,7 +45,7 @@ def _build(docker: Engine, image: Image, log: Path) -> None:
         with log.open("wb") as stream:
             try:
                 done = subprocess.run(
-                    argv, input=image.context(), stdout=stream, stderr=stream, env=env, timeout=BUILD_SECONDS,
+                    argv, input=snapshot.context, stdout=stream, stderr=stream, env=env, timeout=BUILD_SECONDS,
                     check=False,
                 )  # fmt: skip
             except subprocess.TimeoutExpired as error:
@@ -56,6 +55,7 @@ def _build(docker: Engine, image: Image, log: Path) -> None:
             took = time.monotonic() - begin
             raise ClusterError(f"image {image.name}: build failed after {took:.0f} s; the end of {log}:\n  {tail}")
     _forget_old(docker, image)
+    return ref
 
 
 def _forget_old(docker: Engine, image: Image) -> None:

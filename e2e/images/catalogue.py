@@ -15,6 +15,20 @@ _LEFT_OUT = ("__pycache__",)
 
 
 @dataclass(frozen=True)
+class Snapshot:
+    """The inputs of an image at one moment: name and content cannot part when somebody edits meanwhile."""
+
+    name: str
+    context: bytes
+    """The build context, a tar."""
+
+    @property
+    def ref(self) -> str:
+        """repository/name:tag; the same inputs give the same tag on every machine."""
+        return f"{REPOSITORY}/{self.name}:{hashlib.sha256(self.context).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
 class Image:
     """One shipped Dockerfile and the files of the checkout that it copies."""
 
@@ -26,19 +40,17 @@ class Image:
     def dockerfile(self) -> str:
         return f"images/{self.name}/Dockerfile"
 
-    @property
-    def ref(self) -> str:
-        """repository/name:tag; the same inputs give the same tag on every machine."""
-        return f"{REPOSITORY}/{self.name}:{self.digest()}"
-
-    def digest(self, checkout: Path = CHECKOUT) -> str:
-        """Twelve hex digits over names, modes and contents of all inputs."""
-        digest = hashlib.sha256()
-        for path in self.files(checkout):
-            content = path.read_bytes()
-            name = path.relative_to(checkout).as_posix()
-            digest.update(f"{name}\0{_mode(path):o}\0{len(content)}\0".encode() + content)
-        return digest.hexdigest()[:12]
+    def snapshot(self, checkout: Path = CHECKOUT) -> Snapshot:
+        """The inputs as they are now. The tar depends on them alone, not on their owners or times."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for path in self.files(checkout):
+                content = path.read_bytes()
+                entry = tarfile.TarInfo(path.relative_to(checkout).as_posix())
+                entry.size = len(content)
+                entry.mode = _mode(path)
+                archive.addfile(entry, io.BytesIO(content))
+        return Snapshot(self.name, buffer.getvalue())
 
     def files(self, checkout: Path = CHECKOUT) -> list[Path]:
         """All input files, in order. Raises FileNotFoundError when an input is missing."""
@@ -52,18 +64,6 @@ class Image:
             else:
                 raise FileNotFoundError(f"{path}: an input of the image {self.name}")
         return sorted(found)
-
-    def context(self, checkout: Path = CHECKOUT) -> bytes:
-        """The build context as a tar that depends on the inputs alone, not on their owners or times."""
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            for path in self.files(checkout):
-                entry = tarfile.TarInfo(path.relative_to(checkout).as_posix())
-                entry.size = path.stat().st_size
-                entry.mode = _mode(path)
-                with path.open("rb") as stream:
-                    archive.addfile(entry, stream)
-        return buffer.getvalue()
 
 
 def _mode(path: Path) -> int:

@@ -18,7 +18,9 @@ def test_every_copied_file_is_an_input(image: Image) -> None:
     """COPY of something that the context lacks would fail only in the build."""
     names = [path.relative_to(CHECKOUT).as_posix() for path in image.files()]
     for line in (CHECKOUT / image.dockerfile).read_text().splitlines():
-        if line.startswith("COPY") and "--from" not in line:
+        if line.startswith("COPY --from"):
+            assert all(source.startswith("/") for source in line.split()[2:-1]), f"of another stage only: {line}"
+        elif line.startswith("COPY"):
             for source in line.split()[1:-1]:
                 assert any(name == source or name.startswith(f"{source}/") for name in names), source
 
@@ -45,33 +47,33 @@ def copied(image: Image, target: Path) -> Path:
 def test_the_reference_follows_the_content(tmp_path: Path) -> None:
     image = IMAGES["operator"]
     checkout = copied(image, tmp_path)
-    before = image.digest(checkout)
-    assert before == image.digest()
+    before = image.snapshot(checkout).ref
+    assert before == image.snapshot().ref
     (checkout / "operator/sglang_rollout/__pycache__").mkdir(exist_ok=True)
     (checkout / "operator/sglang_rollout/__pycache__/x.pyc").write_bytes(b"x")
-    assert image.digest(checkout) == before, "bytecode is no input"
+    assert image.snapshot(checkout).ref == before, "bytecode is no input"
     module = checkout / "operator/sglang_rollout/__init__.py"
     module.write_text(module.read_text() + "\n")
-    assert image.digest(checkout) != before
+    assert image.snapshot(checkout).ref != before
 
 
 def test_the_executable_bit_is_content(tmp_path: Path) -> None:
     image = IMAGES["agent"]
     checkout = copied(image, tmp_path)
-    before = image.digest(checkout)
+    before = image.snapshot(checkout).ref
     (checkout / "images/agent/inject").chmod(0o600)
-    assert image.digest(checkout) != before
+    assert image.snapshot(checkout).ref != before
 
 
 def test_the_context_holds_the_inputs_and_nothing_of_this_machine() -> None:
     image = IMAGES["agent"]
-    with tarfile.open(fileobj=io.BytesIO(image.context())) as archive:
+    with tarfile.open(fileobj=io.BytesIO(image.snapshot().context)) as archive:
         members = archive.getmembers()
     assert [member.name for member in members] == [path.relative_to(CHECKOUT).as_posix() for path in image.files()]
     assert {(member.uid, member.gid, member.mtime, member.uname) for member in members} == {(0, 0, 0, "")}
-    assert image.context() == image.context()
+    assert image.snapshot() == image.snapshot()
 
 
 def test_a_missing_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"images/engine-cpu/Dockerfile: an input of the image engine-cpu"):
-        IMAGES["engine-cpu"].digest(tmp_path)
+        IMAGES["engine-cpu"].snapshot(tmp_path)
