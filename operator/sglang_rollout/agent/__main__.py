@@ -1,0 +1,39 @@
+"""python3 -m sglang_rollout.agent: serves until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+
+from .process import running_agent
+from .settings import AgentSettings
+
+
+async def serve(settings: AgentSettings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with running_agent(settings) as loop:
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({loop, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if loop.done():
+            await loop  # it never ends but by a failure, which ends the process: the kubelet starts another
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=sys.stdout)
+    try:
+        settings = AgentSettings.read(os.environ)
+    except (KeyError, ValueError) as error:
+        logging.getLogger(__name__).error("the pod's environment is not complete: %r", error)
+        return 2
+    asyncio.run(serve(settings))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

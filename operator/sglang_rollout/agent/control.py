@@ -1,0 +1,339 @@
+"""The agent's one loop: read the engine, plan, act, report; woken by new orders and, every while, by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+
+from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
+from sglang_rollout.protocol.launch import LaunchOrder
+from sglang_rollout.protocol.report import AgentIdentity, AgentReport, EngineReport, EngineState
+from sglang_rollout.serving.longpoll import ReportBoard
+
+from . import plan
+from .actor import Actor
+from .engine_watch import EngineWatch
+from .group import NotYet, StartGate
+from .probe import GenerationProbe
+from .settings import AgentSettings
+from .sglang import EngineError, Load, SGLang
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 1.0
+STARTING_TICK_SECONDS = 0.5
+REPEAT_SECONDS = 0.5  # between equal steps in a row
+LAUNCH_HOLD_SECONDS = 20.0
+LOAD_SECONDS = 10.0  # between reads of the request counts, which would otherwise wake the operator for ever
+DRAIN_TICK_SECONDS = 0.25
+DRAIN_LINGER_SECONDS = 1.0  # a request that was on its way when the last router was told still arrives
+RANK0_SECONDS = 2.0
+SILENCE_SECONDS = 60.0  # of an engine that has served, whatever it is asked to do
+
+
+class Control:
+    """Brings the engine of this pod to the operator's desired state and says how far it is."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        watch: EngineWatch,
+        actor: Actor,
+        gate: StartGate,
+        clock: Callable[[], float],
+        lease_term: int = 0,
+    ) -> None:
+        self._settings = settings
+        self._watch = watch
+        self._actor = actor
+        self._gate = gate
+        self._clock = clock
+        self._lease_term = lease_term
+        self._woken = asyncio.Event()
+        self._facts = plan.EngineFacts()
+        self._launching = ""  # the start that waits for its order
+        self._waits_for = ""
+        self._killing = ""  # the start that is being killed
+        self._probe_failure: tuple[str, str] = ("", "")  # start, sentence
+        self._draining_since: float | None = None
+        self._idle_since: float | None = None
+        self._load = Load(0, 0)
+        self._load_at = -LOAD_SECONDS
+        self._message = ""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.board: ReportBoard[AgentReport] = ReportBoard(
+            AgentReport(0, secrets.token_hex(8), settings.pod_uid, settings.rank)
+        )
+        self._probe = GenerationProbe(self._to_probe, self._on_wedged, clock)
+        self._publish()
+
+    # --- orders ---
+
+    @property
+    def desired(self) -> AgentDesired | None:
+        return self._actor.memory.desired
+
+    def accept(self, desired: AgentDesired) -> AgentReport:
+        """A desired state of a term that is obeyed: remembered before it is answered."""
+        self._lease_term = desired.lease_term
+        if desired != self.desired:
+            self._actor.remember(desired=desired)
+            self._actor.save()
+        present = self._watch.record.start_id if self._watch.record else ""
+        if desired.restart_engine and desired.restart_engine == present:
+            self._kill("the operator ordered a restart")
+        self._woken.set()
+        self._publish()
+        return self.board.report
+
+    async def launch(self, start_id: str) -> LaunchOrder:
+        """Holds the launcher's request for a while. Raises NotYet."""
+        self._launching = start_id
+        deadline = self._clock() + LAUNCH_HOLD_SECONDS
+        while self._launching == start_id:
+            try:
+                start = await self._gate.ask(start_id)
+            except NotYet as reason:
+                self._waits_for = str(reason)
+                self._publish()
+                if self._clock() >= deadline:
+                    raise
+                await asyncio.sleep(REPEAT_SECONDS)
+                continue
+            self._actor.remember(joined=start.joined)
+            self._actor.save()
+            self._launching = self._waits_for = ""
+            self._woken.set()
+            return start.order
+        raise NotYet("a later start of the launcher has asked")
+
+    async def drain(self) -> None:
+        """The pod ends: returns when nothing runs any more, or when the time for it is over."""
+        if self._draining_since is None:
+            self._draining_since = self._clock()
+            self._woken.set()
+        while not self.board.report.drained and self._facts.state is EngineState.SERVING:
+            if self._clock() - self._draining_since > self._settings.drain_seconds + 5:
+                log.warning("drain: %d requests still run", self._load.running + self._load.queued)
+                return
+            await asyncio.sleep(DRAIN_TICK_SECONDS)
+
+    def identity(self) -> AgentIdentity:
+        group = self.desired.group if self.desired else None
+        start = self._launching or self._facts.start_id
+        return AgentIdentity(self._settings.pod_uid, self._settings.rank, group.incarnation if group else 0, start)
+
+    @property
+    def serves(self) -> bool:
+        """Fit for traffic or for being its group's member; paused counts as serving."""
+        dirty = (
+            self._actor.memory.open_apply is not None and self._facts.start_id == self._actor.memory.open_apply.start_id
+        )
+        return self._state() is EngineState.SERVING and not dirty
+
+    # --- the loop ---
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._loop())
+            group.create_task(self._probe.run())
+            if self._settings.rank > 0:
+                group.create_task(self._follow_rank0())
+
+    async def _loop(self) -> None:
+        while True:
+            self._woken.clear()
+            self._facts = await self._watch.observe()
+            if self._facts.state is EngineState.ABSENT or self._killing != self._facts.start_id:
+                self._killing = ""
+            wait = await self._advance() if self.desired else TICK_SECONDS
+            if self._facts.state is EngineState.STARTING:
+                wait = min(wait, STARTING_TICK_SECONDS)
+            await self._look_after_engine()
+            self._actor.save()
+            self._publish()
+            if self._draining():
+                wait = min(wait, DRAIN_TICK_SECONDS)
+            try:
+                async with asyncio.timeout(max(wait, 0.0)):
+                    await self._woken.wait()
+            except TimeoutError:
+                pass
+
+    async def _advance(self) -> float:
+        """Steps until there is nothing to do now. Returns the seconds until it should look again."""
+        last: plan.Action | None = None
+        while not self._killing:
+            assert self.desired is not None
+            situation = self._actor.situation(self.desired, self._facts)
+            action = plan.next_action(situation)
+            if isinstance(action, plan.Nothing):
+                self._message = action.why
+                if last is not None:
+                    return 0.0  # what was assumed of the engine after the steps is to be read from it
+                return TICK_SECONDS if action.until is None else min(TICK_SECONDS, action.until - self._clock())
+            if action == last:
+                return REPEAT_SECONDS
+            self._message = type(action).__name__.lower()
+            if isinstance(action, plan.Pause):
+                self._probe.rest()
+            self._publish()
+            done = await self._actor.perform(action, situation)
+            self._facts = self._watch.assume()
+            if not done and not isinstance(action, plan.Flush):
+                return REPEAT_SECONDS
+            last = action
+        return TICK_SECONDS
+
+    async def _look_after_engine(self) -> None:
+        limit = max(SILENCE_SECONDS, self.desired.probe_seconds if self.desired else 0.0)
+        if self._watch.silent_seconds > limit:
+            self._kill(f"it has not answered for {limit:g} s", probe=True)
+        joined = self._actor.memory.joined
+        group = self.desired.group if self.desired else None
+        if joined and group and joined.start_id == self._facts.start_id and joined.group != group:
+            self._kill("its group is of another incarnation now")
+        await self._look_at_load()
+
+    async def _look_at_load(self) -> None:
+        now = self._clock()
+        if self._facts.state is not EngineState.SERVING or self._settings.rank > 0:
+            self._load = Load(0, 0)
+            return
+        if not self._draining():
+            self._idle_since = None
+            if now - self._load_at < LOAD_SECONDS:
+                return
+        self._load_at = now
+        try:
+            self._load = await self._watch.engine.load()
+            if self._draining():
+                await self._finish_requests(now)
+        except EngineError as error:
+            log.warning("%s", error)
+
+    async def _finish_requests(self, now: float) -> None:
+        if self._draining_since is None:
+            self._draining_since = now
+        if self._load.running + self._load.queued:
+            self._idle_since = None
+            paused = bool(self.desired and self.desired.execution.state is ExecutionState.PAUSED)
+            # What a pause holds would wait for ever: its clients hear of it now rather than at the cut.
+            if paused or now - self._draining_since > self._settings.drain_seconds:
+                await self._watch.engine.abort_all()
+        elif self._idle_since is None:
+            self._idle_since = now
+
+    async def _follow_rank0(self) -> None:
+        """A group's member whose rank 0 started again can never join it: it starts again as well."""
+        while True:
+            await asyncio.sleep(RANK0_SECONDS)
+            joined = self._actor.memory.joined
+            if joined is None or joined.start_id != self._facts.start_id or self._facts.state is EngineState.ABSENT:
+                continue
+            try:
+                found = await self._gate.rank0(joined.group)
+            except NotYet as error:
+                log.info("%s", error)
+                continue
+            if found.start_id and found.start_id != joined.rank0_start_id:
+                self._kill("rank 0 of its engine started again")
+
+    # --- the engine's end ---
+
+    def _to_probe(self) -> tuple[SGLang, float] | None:
+        desired = self.desired
+        if desired is None or desired.probe_seconds <= 0 or self._killing or self._draining():
+            return None
+        if not plan.should_run(self._actor.situation(desired, self._facts)):
+            return None
+        return self._watch.engine, desired.probe_seconds
+
+    def _on_wedged(self, sentence: str) -> None:
+        self._kill(sentence, probe=True)
+
+    def _kill(self, reason: str, probe: bool = False) -> None:
+        start = self._watch.record.start_id if self._watch.record else ""
+        if not start or self._killing == start:
+            return
+        self._killing = start
+        if probe:
+            self._probe_failure = (start, reason)
+        self._probe.rest()
+        self._publish()
+
+        async def kill() -> None:
+            try:
+                await self._watch.kill(start, reason)
+            except EngineError as error:
+                log.error("cannot kill the engine: %s", error)
+                self._killing = ""
+            self._woken.set()
+
+        task = asyncio.create_task(kill())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- the report ---
+
+    def _draining(self) -> bool:
+        return self._draining_since is not None or bool(self.desired and self.desired.drain)
+
+    def _drained(self) -> bool:
+        if not self._draining():
+            return False
+        if self._facts.state is not EngineState.SERVING or self._settings.rank > 0:
+            return True
+        return self._idle_since is not None and self._clock() - self._idle_since >= DRAIN_LINGER_SECONDS
+
+    def _state(self) -> EngineState:
+        if self._launching:
+            return EngineState.WAITING
+        if self._facts.state is EngineState.ABSENT:
+            return EngineState.ABSENT
+        if self._killing or self._draining():
+            return EngineState.STOPPING
+        return self._facts.state
+
+    def _engine_report(self, situation: plan.Situation | None) -> EngineReport:
+        state, record, facts = self._state(), self._watch.record, self._facts
+        failure = record.failure if record and record.exited else ""
+        if state is EngineState.WAITING:
+            return EngineReport(state, self._launching, failure=self._waits_for or failure)
+        if record is None or state is EngineState.ABSENT:
+            return EngineReport(EngineState.ABSENT, failure=failure)
+        return EngineReport(
+            state=state,
+            start_id=record.start_id,
+            started_at=record.started_at,
+            weight_version=facts.weights.version,
+            model_path=facts.weights.path,
+            data_key=record.data_key,
+            paused=situation.pause is not None if situation else not facts.ready,
+            sglang_version=self._watch.sglang_version,
+            running_requests=self._load.running,
+            queued_requests=self._load.queued,
+        )
+
+    def _publish(self) -> None:
+        desired = self.desired
+        situation = self._actor.situation(desired, self._facts) if desired else None
+        if situation is not None and situation.facts.state is not EngineState.SERVING:
+            situation = replace(situation, pause=None)
+        start = self._watch.record.start_id if self._watch.record else ""
+        self.board.publish(
+            replace(
+                self.board.report,
+                lease_term=self._lease_term,
+                generation=desired.generation if desired else 0,
+                incarnation=desired.group.incarnation if desired and desired.group else 0,
+                engine=self._engine_report(situation),
+                move=plan.move_report(situation) if situation else None,
+                probe_failure=self._probe_failure[1] if self._probe_failure[0] == start else "",
+                drained=self._drained(),
+                message=self._waits_for or self._message,
+            )
+        )

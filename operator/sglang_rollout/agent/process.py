@@ -1,0 +1,67 @@
+"""The agent as a process: its parts put together, served, and taken down again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+from aiohttp import web
+
+from sglang_rollout.protocol import pod
+from sglang_rollout.serving.fleet_file import FleetFile
+from sglang_rollout.serving.terms import LeaseTerms
+
+from .actor import Actor
+from .control import Control
+from .engine_watch import EngineWatch
+from .group import StartGate
+from .memory import MemoryFile
+from .reference import ReferenceFile
+from .server import launcher_app, operator_app
+from .settings import AgentSettings
+
+TERMS_FILE = "lease-term"
+MEMORY_FILE = "memory.json"
+REFERENCE_FILE = "boot-manifest.json"
+SHUTDOWN_SECONDS = 2.0
+
+
+@asynccontextmanager
+async def running_agent(settings: AgentSettings, host: str | None = None) -> AsyncIterator[asyncio.Task[None]]:
+    """A serving agent; its loop is the task, which ends only by a failure. `host`: None for all addresses."""
+    for folder in (settings.run_dir, settings.state_dir):
+        folder.mkdir(parents=True, exist_ok=True)
+    fleet = FleetFile(settings.fleet_file)
+    terms = LeaseTerms(settings.state_dir / TERMS_FILE)
+    reference = ReferenceFile(settings.state_dir / REFERENCE_FILE)
+    async with aiohttp.ClientSession() as session:
+        watch = EngineWatch(settings, session, time.monotonic)
+        memory = MemoryFile(settings.state_dir / MEMORY_FILE)
+        actor = Actor(watch, memory, reference, time.monotonic, settings.rank)
+        gate = StartGate(settings, fleet, reference, session, lambda: actor.memory.desired)
+        control = Control(settings, watch, actor, gate, time.monotonic, terms.highest)
+        operator = web.AppRunner(operator_app(control, fleet, terms), access_log=None)
+        launcher = web.AppRunner(launcher_app(control), access_log=None)
+        socket = settings.run_dir / pod.AGENT_SOCKET
+        loop: asyncio.Task[None] | None = None
+        try:
+            await operator.setup()
+            await launcher.setup()
+            await web.TCPSite(operator, host, settings.agent_port, shutdown_timeout=SHUTDOWN_SECONDS).start()
+            socket.unlink(missing_ok=True)
+            await web.UnixSite(launcher, os.fspath(socket), shutdown_timeout=SHUTDOWN_SECONDS).start()
+            loop = asyncio.create_task(control.run())
+            yield loop
+        finally:
+            control.board.close()
+            if loop is not None:
+                loop.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await loop
+            await launcher.cleanup()
+            await operator.cleanup()

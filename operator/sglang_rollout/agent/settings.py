@@ -1,0 +1,43 @@
+"""What the agent is told by its pod."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sglang_rollout.protocol import pod
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Ports and folders are the pod's own (protocol.pod) unless the environment says otherwise."""
+
+    rank: int
+    nodes: int
+    pod_uid: str
+    pod_ip: str
+    engine_port: int = pod.ENGINE_PORT
+    agent_port: int = pod.AGENT_PORT
+    rendezvous_port: int = pod.RENDEZVOUS_PORT
+    drain_seconds: float = 45.0
+    run_dir: Path = Path(pod.RUN_DIR)
+    state_dir: Path = Path(pod.STATE_DIR)
+    fleet_file: Path = Path(pod.FLEET_DIR, pod.FLEET_FILE)
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> AgentSettings:
+        """Raises KeyError for a variable that the manifests must set, ValueError for one that is no number."""
+        return cls(
+            rank=int(environment[pod.ENV_RANK]),
+            nodes=int(environment[pod.ENV_NODES]),
+            pod_uid=environment[pod.ENV_POD_UID],
+            pod_ip=environment[pod.ENV_POD_IP],
+            engine_port=int(environment.get(pod.ENV_ENGINE_PORT, pod.ENGINE_PORT)),
+            agent_port=int(environment.get(pod.ENV_AGENT_PORT, pod.AGENT_PORT)),
+            rendezvous_port=int(environment.get(pod.ENV_RENDEZVOUS_PORT, pod.RENDEZVOUS_PORT)),
+            drain_seconds=float(environment.get(pod.ENV_DRAIN_SECONDS, "45")),
+            run_dir=Path(environment.get(pod.ENV_RUN_DIR, pod.RUN_DIR)),
+            state_dir=Path(environment.get(pod.ENV_STATE_DIR, pod.STATE_DIR)),
+            fleet_file=Path(environment.get(pod.ENV_FLEET_DIR, pod.FLEET_DIR), pod.FLEET_FILE),
+        )

@@ -1,0 +1,174 @@
+"""SGLang's HTTP interface as the agent uses it (0.5.23, srt/entrypoints/http_server.py): one method a route, each with
+a deadline, and what differs between releases in one place."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from sglang_rollout.protocol.weights import PauseMode, WeightVersion
+
+READ_SECONDS = 5.0
+CONTROL_SECONDS = 30.0
+
+# SGLang's own "abort" mode loops until nothing holds its update lock, for ever on an engine paused in place.
+_PAUSE_MODES = {PauseMode.ABORT: "retract", PauseMode.RETRACT: "retract", PauseMode.IN_PLACE: "in_place"}
+# Counters that grow while tokens are made; their sum standing still means that nothing is.
+_PROGRESS = re.compile(
+    r"^sglang:(?:realtime_tokens|generation_tokens|prompt_tokens|num_requests|num_aborted_requests)_total"
+    r"(?:\{[^}]*\})? ([0-9.eE+-]+)",
+    re.MULTILINE,
+)
+
+
+class EngineError(Exception):
+    """A call to the engine failed; the sentence says which and how."""
+
+
+class EngineUnreachable(EngineError):
+    """No answer: refused, cut off, or not within the deadline. What was asked may have happened all the same."""
+
+
+class CacheBusy(EngineError):
+    """/flush_cache answered 400: requests that pausing does not reach still use the cache."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    version: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Load:
+    running: int
+    queued: int
+
+
+class SGLang:
+    """One start of the engine on this pod, addressed with the keys of that start."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, data_key: str, admin_key: str) -> None:
+        self._session = session
+        self._url = url
+        self._data = {"Authorization": f"Bearer {data_key}"}
+        self._admin = {"Authorization": f"Bearer {admin_key}"}
+
+    # --- reading ---
+
+    async def healthy(self) -> bool:
+        """/health without generating: the server is up and its warm-up is over."""
+        status, _ = await self._call("GET", "/health", None, self._data, READ_SECONDS)
+        return status == 200
+
+    async def ready(self) -> bool:
+        """/ready: neither paused nor called unhealthy by SGLang's own generating health check."""
+        status, _ = await self._call("GET", "/ready", None, self._data, READ_SECONDS)
+        return status == 200
+
+    async def model_info(self) -> ModelInfo:
+        info = await self._ok("GET", "/model_info", None, self._data, READ_SECONDS)
+        try:
+            return ModelInfo(str(info["weight_version"]), str(info["model_path"]))
+        except (KeyError, TypeError) as error:
+            raise EngineError(f"/model_info lacks {error}") from error
+
+    async def sglang_version(self) -> str:
+        info = await self._ok("GET", "/server_info", None, self._admin, CONTROL_SECONDS)
+        return str(info.get("version", "")) if isinstance(info, dict) else ""
+
+    async def load(self) -> Load:
+        """Requests on all of the engine's schedulers; those that wait at a pause are not among them."""
+        answer = await self._ok("GET", "/v1/loads?include=core", None, self._data, READ_SECONDS)
+        try:
+            loads = answer["loads"]
+            return Load(
+                sum(int(load["num_running_reqs"]) for load in loads),
+                sum(int(load["num_waiting_reqs"]) for load in loads),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineError(f"/v1/loads has another form than expected: {error!r}") from error
+
+    async def progress(self) -> float:
+        """A number that stands still only while no token is made and no request ends."""
+        status, body = await self._call("GET", "/metrics", None, self._data, READ_SECONDS)
+        if status != 200:
+            raise EngineError(f"/metrics answered {status}")
+        return sum(float(value) for value in _PROGRESS.findall(body))
+
+    async def generate_one(self, seconds: float) -> None:
+        """Generates one token, as any request would."""
+        body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "log_metrics": False}
+        await self._ok("POST", "/generate", body, self._data, seconds)
+
+    # --- ordering ---
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._ok("POST", "/pause_generation", {"mode": _PAUSE_MODES[mode]}, self._admin, CONTROL_SECONDS)
+        if mode is PauseMode.ABORT:
+            await self.abort_all()
+
+    async def abort_all(self) -> None:
+        await self._ok("POST", "/abort_request", {"rid": "", "abort_all": True}, self._admin, CONTROL_SECONDS)
+
+    async def continue_generation(self) -> None:
+        await self._ok("POST", "/continue_generation", {}, self._admin, CONTROL_SECONDS)
+
+    async def flush_cache(self) -> None:
+        """Raises CacheBusy."""
+        status, body = await self._call("POST", "/flush_cache", None, self._admin, CONTROL_SECONDS)
+        if status == 400:
+            raise CacheBusy("the cache cannot be flushed: " + _one_line(body))
+        if status != 200:
+            raise EngineError(f"/flush_cache answered {status}: {_one_line(body)}")
+
+    async def fence(self) -> None:
+        """Waits until every rank's device has done what it was given: an in-place pause leaves a step in flight."""
+        body = {"action": "checksum", "skip_tensor_list": [""]}
+        await self._ok("POST", "/weights_checker", body, self._admin, CONTROL_SECONDS)
+
+    async def load_from_disk(self, weights: WeightVersion, seconds: float) -> None:
+        """New weights and their label, without flushing or aborting. Raises EngineError, after which any part of
+        them may be in."""
+        body = {
+            "model_path": weights.path,
+            "weight_version": weights.version,
+            "flush_cache": False,
+            "abort_all_requests": False,
+        }
+        answer = await self._ok("POST", "/update_weights_from_disk", body, self._admin, seconds)
+        if not (isinstance(answer, dict) and answer.get("success") is True):
+            raise EngineError(f"/update_weights_from_disk: {_one_line(str(answer))}")
+
+    # --- transport ---
+
+    async def _ok(self, method: str, path: str, body: Any, headers: dict[str, str], seconds: float) -> Any:
+        status, text = await self._call(method, path, body, headers, seconds)
+        if status != 200:
+            raise EngineError(f"{path} answered {status}: {_one_line(text)}")
+        try:
+            return json.loads(text) if text.strip() else None
+        except ValueError as error:
+            raise EngineError(f"{path} answered no JSON: {_one_line(text)}") from error
+
+    async def _call(
+        self, method: str, path: str, body: Any, headers: dict[str, str], seconds: float
+    ) -> tuple[int, str]:
+        deadline = aiohttp.ClientTimeout(total=seconds)
+        try:
+            async with self._session.request(
+                method, self._url + path, json=body, headers=headers, timeout=deadline
+            ) as response:
+                return response.status, await response.text()
+        except TimeoutError as error:
+            raise EngineUnreachable(f"{path} did not answer within {seconds:g} s") from error
+        except aiohttp.ClientError as error:
+            raise EngineUnreachable(f"{path}: {type(error).__name__}: {error}") from error
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:400]
