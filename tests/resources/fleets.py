@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_rollout.api import SGLangRollout
-from sglang_rollout.api.names import operator_labels
 from sglang_rollout.protocol.fleet import Trust, audience
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.resources import FleetContext, Manifest, engine_children, fleet_children
@@ -14,7 +13,7 @@ UID = "1f0b9c52-7d3e-4d6a-9a57-0c2d4b8e6f11"
 
 CONTEXT = FleetContext(
     operator_namespace="sglang-rollout-system",
-    operator_pod_labels=operator_labels(),
+    operator_pod_labels={"app.kubernetes.io/name": "sglang-rollout", "app.kubernetes.io/component": "operator"},
     agent_image="sglang-rollout/agent:0.1.0",
     router_image="sglang-rollout/router:0.1.0",
     trust=Trust(

@@ -12,7 +12,9 @@ from .group import CRD_NAME, GROUP, KIND, LIST_KIND, PLURAL, SHORT_NAME, SINGULA
 from .rollout import SGLangRollout
 from .structural import structural_schema
 
-CRD_FILE = Path(__file__).parents[3] / "crds" / f"{PLURAL}.{GROUP}.yaml"
+_ROOT = Path(__file__).parents[3]
+CRD_FILE = _ROOT / "crds" / f"{PLURAL}.{GROUP}.yaml"
+CHART_FILE = _ROOT / "charts" / "sglang-rollout" / "files" / "crd.yaml"  # Helm reads no file outside of its chart
 _HEADER = "# Written by `make crds` from operator/sglang_rollout/api: change the models, not this file.\n"
 
 
@@ -97,7 +99,7 @@ class _PlainDumper(yaml.SafeDumper):
 
 
 def render() -> str:
-    """The file in crds/, byte for byte."""
+    """The file in crds/ and in the chart, byte for byte."""
     body: str = yaml.dump(
         custom_resource_definition(), Dumper=_PlainDumper, sort_keys=False, width=110, allow_unicode=True
     )
@@ -106,10 +108,11 @@ def render() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sglang_rollout.api.crd", description=__doc__)
-    parser.add_argument("--output", type=Path, default=CRD_FILE, help="file to write (default: %(default)s)")
-    output: Path = parser.parse_args().output
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(render(), encoding="utf-8")
+    parser.add_argument("--output", type=Path, help="file to write (default: those in crds/ and in the chart)")
+    chosen: Path | None = parser.parse_args().output
+    for output in (CRD_FILE, CHART_FILE) if chosen is None else (chosen,):
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(render(), encoding="utf-8")
 
 
 if __name__ == "__main__":

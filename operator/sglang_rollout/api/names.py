@@ -11,7 +11,6 @@ LABEL_NAME = "app.kubernetes.io/name"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 COMPONENT_ENGINE = "engine"
 COMPONENT_ROUTER = "router"
-COMPONENT_OPERATOR = "operator"
 LABEL_FLEET = "rollout.sglang.io/fleet"  # the resource's name
 LABEL_ENGINE = "rollout.sglang.io/engine"  # the engine's index, as a decimal
 LABEL_RANK = "apps.kubernetes.io/pod-index"  # set by Kubernetes on StatefulSet pods
@@ -86,11 +85,6 @@ def engine_labels(fleet: str, index: int) -> dict[str, str]:
 
 def router_labels(fleet: str) -> dict[str, str]:
     return {**fleet_labels(fleet), LABEL_COMPONENT: COMPONENT_ROUTER}
-
-
-def operator_labels() -> dict[str, str]:
-    """On the operator's own pods, set by its chart: NetworkPolicies of fleets let these in."""
-    return {LABEL_NAME: MANAGED_BY, LABEL_COMPONENT: COMPONENT_OPERATOR}
 
 
 def rank0_selector(fleet: str) -> str:
