@@ -187,7 +187,7 @@ def test_the_operator_may_lead_and_make_its_own_tokens(http: httpx.Client, insta
     ],
 )
 def test_the_operator_may_do_nothing_else(http: httpx.Client, installed: Account, method: str, path: str) -> None:
-    body = None if method == "GET" else {}
+    body: Object | None = None if method == "GET" else {}
     headers = MERGE if method == "PATCH" else None
     assert Account(http, OPERATOR).call(method, path, body, headers).status_code == 403
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 
 from sglang_rollout.resources import Manifest
 from tests.resources.fleets import SPECS, all_children, fleet, pod_templates
@@ -44,9 +46,15 @@ def _namespace(kubernetes: httpx.Client, name: str, **labels: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_every_manifest_passes_a_strict_server_side_apply(kubernetes: httpx.Client, name: str) -> None:
-    for manifest in all_children(fleet(SPECS[name], namespace="default")):
+EXAMPLES = {
+    path.name: yaml.safe_load(path.read_text())["spec"]
+    for path in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+}
+
+
+@pytest.mark.parametrize("spec", [*SPECS.values(), *EXAMPLES.values()], ids=[*SPECS, *EXAMPLES])
+def test_every_manifest_passes_a_strict_server_side_apply(kubernetes: httpx.Client, spec: dict[str, Any]) -> None:
+    for manifest in all_children(fleet(spec, namespace="default")):
         response = _apply(kubernetes, manifest, dry_run=True)
         assert response.is_success, f"{manifest['kind']}: {response.json()['message']}"
         # Deprecated or duplicated things come back as warnings.
