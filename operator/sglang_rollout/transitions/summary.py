@@ -196,6 +196,8 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
         transaction = facts.weights.transaction
         detail = f", {transaction.committed} of {len(wanted)} engines are there" if transaction else ""
         return True, "WeightsMoving", f"moving to version {facts.weights.target_version}{detail}"
+    if facts.weights.version != facts.weights.target_version and facts.weights.phase != "Failed":
+        return True, "WeightsMoving", f"moving to version {facts.weights.target_version}"
     extra = [engine.name for engine in facts.engines if not engine.wanted]
     if extra:
         return True, "ScalingDown", f"removing {', '.join(extra)}"
@@ -212,6 +214,8 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
     if phase in ("Pausing", "Resuming"):
         behind = sum(1 for engine in wanted if engine.paused != (spec.execution.state == "Paused"))
         return True, phase, f"{behind} of {len(wanted)} engines are not {spec.execution.state} yet"
+    if any(report.generation < rollout.metadata.generation for e in wanted for report in e.reports.values()):
+        return True, "AgentsBehind", "agents have not heard of the present spec yet"
     if not facts.routers_in_step:
         return True, "RouterBehind", "a router does not have exactly the routable engines yet"
     return False, "Settled", "the fleet is what spec asks for"

@@ -1,0 +1,396 @@
+"""A fleet in memory that follows the rules of the real one, slowly and out of order: Kubernetes, agents, engines and
+routers move one small step at a time, reports are delivered late, and every part can die between two steps.
+
+It knows what no observer knows: which engine process serves which bytes to whom. `serving()` is that truth.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sglang_rollout.api import SGLangRollout, names
+from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
+from sglang_rollout.protocol.fleet import Trust
+from sglang_rollout.protocol.report import AgentReport, EngineReport, EngineState, MoveReport
+from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport, Worker
+from sglang_rollout.protocol.weights import Step, WeightVersion
+from sglang_rollout.resources import FleetContext
+from sglang_rollout.transitions.observed import ChildView, Observed, PodView
+from sglang_rollout.transitions.plan import plan
+from sglang_rollout.transitions.planned import ANNOTATION_SPEC_HASH, Plan
+
+CONTEXT = FleetContext(
+    operator_namespace="system",
+    operator_pod_labels={"app": "operator"},
+    agent_image="agent:1",
+    router_image="router:1",
+    trust=Trust("sglang-rollout:u1", "https://issuer", ["system:serviceaccount:system:operator"]),
+)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def rollout_object(**spec: Any) -> dict[str, Any]:
+    """A small valid resource; `spec` replaces whole top-level fields."""
+    return {
+        "apiVersion": "rollout.sglang.io/v1alpha1",
+        "kind": "SGLangRollout",
+        "metadata": {"name": "f", "namespace": "ns", "uid": "u1", "generation": 1, "resourceVersion": "1"},
+        "spec": {
+            "replicas": 2,
+            "model": {"path": "/models/v1"},
+            "engine": {"image": "sglang:1"},
+            **spec,
+        },
+    }
+
+
+@dataclass
+class SimEngine:
+    """One engine process and the agent of its rank 0."""
+
+    start_id: str
+    bytes_version: str
+    state: EngineState = EngineState.STARTING
+    paused: bool = False
+    mixed: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"key-{self.start_id}"
+
+
+@dataclass
+class SimPod:
+    name: str
+    uid: str
+    ip: str
+    engine_index: int | None
+    rank: int
+    spec_hash: str
+    terminating: bool = False
+    desired: AgentDesired | None = None
+    engine: SimEngine | None = None
+    move: MoveReport | None = None
+    router_desired: RouterDesired | None = None
+    router_workers: dict[str, Worker] = field(default_factory=dict)
+
+
+class Simulation:
+    """tick() lets one part move; reconcile() plans and executes as the operator does."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.object = rollout_object(**spec)
+        self.now = START
+        self.numbers: Iterator[int] = itertools.count(1)
+        self.stateful_sets: dict[str, dict[str, str]] = {}
+        self.pods: dict[str, SimPod] = {}
+        self.boot = WeightVersion("", "")
+        self.delivered_agents: dict[str, AgentReport] = {}
+        self.delivered_routers: dict[str, RouterReport] = {}
+        self.bad_paths: set[str] = set()
+        self.break_next_apply = False
+        self.events: list[str] = []
+        self.last: Plan | None = None
+
+    # --- the user ---
+
+    def patch(self, **spec: Any) -> None:
+        self.object = {
+            **self.object,
+            "spec": {**self.object["spec"], **spec},
+            "metadata": {**self.object["metadata"], "generation": self.object["metadata"]["generation"] + 1},
+        }
+
+    @property
+    def rollout(self) -> SGLangRollout:
+        return SGLangRollout.from_object(self.object)
+
+    # --- the operator ---
+
+    def observe(self) -> Observed:
+        children = {
+            ("StatefulSet", name): ChildView("StatefulSet", name, f"sts-{name}", "u1", annotations=annotations)
+            for name, annotations in self.stateful_sets.items()
+        }
+        return Observed(
+            rollout=self.rollout,
+            context=CONTEXT,
+            children=children,
+            pods=tuple(self._pod_view(pod) for pod in self.pods.values()),
+            agents={uid: report for uid, report in self.delivered_agents.items() if uid in self.pods},
+            routers={uid: report for uid, report in self.delivered_routers.items() if uid in self.pods},
+        )
+
+    def reconcile(self, status_write_fails: bool = False) -> Plan:
+        step = plan(self.observe(), self.now)
+        self.last = step
+        if step.decision:
+            # Written first and alone: when it fails nothing else is done.
+            if not status_write_fails:
+                self.object = {**self.object, "status": step.status.to_object()}
+            return step
+        for manifest in step.applies:
+            self._apply(manifest)
+        for order in step.deletes:
+            self._delete(order.kind, order.name, order.uid)
+        for uid, desired in step.agents.items():
+            if uid in self.pods:
+                self.pods[uid].desired = desired
+        for uid, routers in step.routers.items():
+            if uid in self.pods:
+                self.pods[uid].router_desired = routers
+        self.events += [event.reason for event in step.events]
+        if not status_write_fails:
+            self.object = {**self.object, "status": step.status.to_object()}
+        return step
+
+    def _apply(self, manifest: Any) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if kind == "StatefulSet":
+            self.stateful_sets[name] = dict(manifest["metadata"]["annotations"])
+        if kind == "ConfigMap":
+            self.boot = step_boot(manifest)
+
+    def _delete(self, kind: str, name: str, uid: str) -> None:
+        if kind == "StatefulSet":
+            self.stateful_sets.pop(name, None)
+        if kind == "Pod" and uid in self.pods:
+            self.pods[uid].terminating = True
+
+    # --- the world, one small step each ---
+
+    def run_kubernetes(self) -> None:
+        """Terminating pods go, missing pods come."""
+        for uid, pod in list(self.pods.items()):
+            orphan = pod.engine_index is not None and names.engine_name("f", pod.engine_index) not in self.stateful_sets
+            if pod.terminating or orphan:
+                del self.pods[uid]
+        nodes = self.rollout.spec.engine.nodes
+        for name, stamps in self.stateful_sets.items():
+            index = int(name.removeprefix("f-e"))
+            present = {pod.rank for pod in self.pods.values() if pod.engine_index == index}
+            for rank in set(range(nodes)) - present:
+                self._add_pod(f"{name}-{rank}", index, rank, stamps[ANNOTATION_SPEC_HASH])
+        routers = [pod for pod in self.pods.values() if pod.engine_index is None]
+        for _ in range(self.rollout.spec.router.replicas - len(routers)):
+            self._add_pod(f"f-router-{next(self.numbers)}", None, 0, "")
+
+    def _add_pod(self, name: str, index: int | None, rank: int, spec_hash: str) -> None:
+        number = next(self.numbers)
+        self.pods[f"p{number}"] = SimPod(name, f"p{number}", f"10.0.0.{number}", index, rank, spec_hash)
+
+    def run_pod(self, uid: str) -> None:
+        pod = self.pods.get(uid)
+        if pod is None or pod.terminating:
+            return
+        if pod.engine_index is None:
+            if pod.router_desired is not None:
+                pod.router_workers = {worker.url: worker for worker in pod.router_desired.workers}
+            return
+        self._run_engine(pod)
+        self._run_move(pod)
+
+    def _run_engine(self, pod: SimPod) -> None:
+        desired = pod.desired
+        if pod.engine and desired and desired.restart_engine == pod.engine.start_id:
+            self.kill_engine(pod.uid)
+        nodes = self.rollout.spec.engine.nodes
+        if pod.engine is None:
+            if nodes > 1 and not self._rank0_confirms(pod):
+                return
+            boot = desired.boot if desired else self.boot
+            pod.engine = SimEngine(f"s{next(self.numbers)}", boot.version)
+            pod.move = None
+        elif pod.engine.state is EngineState.STARTING:
+            pod.engine.state = EngineState.SERVING
+        elif desired is not None and not self._mid_move(pod):
+            pod.engine.paused = desired.execution.state is ExecutionState.PAUSED
+
+    def _rank0_confirms(self, pod: SimPod) -> bool:
+        group = pod.desired.group if pod.desired else None
+        rank0 = self.pods.get(group.rank0_pod_uid) if group else None
+        return rank0 is not None and not rank0.terminating
+
+    def _mid_move(self, pod: SimPod) -> bool:
+        return pod.move is not None and Step.PREPARE < pod.move.reached < Step.CONTINUE
+
+    def _run_move(self, pod: SimPod) -> None:
+        engine = pod.engine
+        order = pod.desired.move if pod.desired else None
+        if order is None or engine is None or engine.state is not EngineState.SERVING or engine.mixed:
+            return
+        if (
+            pod.move is None
+            or (pod.move.id != order.id and pod.move.reached != Step.APPLY)
+            or (pod.move.id != order.id and pod.move.reached == Step.APPLY)
+        ):
+            pod.move = MoveReport(order.id)
+        if order.abort:
+            if pod.move.reached <= Step.PAUSE:
+                pod.move = replace(pod.move, aborted=True)
+                engine.paused = bool(pod.desired and pod.desired.execution.state is ExecutionState.PAUSED)
+            return
+        if pod.move.error or pod.move.aborted or pod.move.reached >= order.until:
+            return
+        step = Step(pod.move.reached + 1)
+        if step is Step.PREPARE and order.weights.path in self.bad_paths:
+            pod.move = replace(pod.move, error="tensor x has another shape", refused=True)
+            return
+        if pod.rank == 0:
+            if step is Step.PAUSE:
+                engine.paused = True
+            if step is Step.APPLY:
+                assert engine.paused, "weights are applied on paused engines only"
+                if self.break_next_apply:
+                    self.break_next_apply = False
+                    engine.mixed = True
+                    pod.move = replace(pod.move, error="apply failed", dirty=True)
+                    return
+                engine.bytes_version = order.weights.version
+            if step is Step.CONTINUE:
+                engine.paused = bool(pod.desired and pod.desired.execution.state is ExecutionState.PAUSED)
+        pod.move = replace(pod.move, reached=step)
+
+    # --- reports ---
+
+    def deliver(self, uid: str) -> None:
+        """The operator hears of this pod; until the next delivery it knows no better."""
+        pod = self.pods.get(uid)
+        if pod is None:
+            return
+        if pod.engine_index is None:
+            self.delivered_routers[uid] = self._router_report(pod)
+        else:
+            self.delivered_agents[uid] = self._agent_report(pod)
+
+    def _router_report(self, pod: SimPod) -> RouterReport:
+        desired = pod.router_desired
+        wanted = {worker.url: worker for worker in desired.workers} if desired else None
+        same = wanted is not None and {(u, w.api_key) for u, w in wanted.items()} == {
+            (u, w.api_key) for u, w in pod.router_workers.items()
+        }
+        return RouterReport(
+            revision=next(self.numbers),
+            sidecar_start="x",
+            pod_uid=pod.uid,
+            desired_id=desired.id if desired else "",
+            in_step=same,
+            router_up=True,
+            registered=[RegisteredWorker(w.url, w.engine, w.incarnation, True) for w in pod.router_workers.values()],
+        )
+
+    def _agent_report(self, pod: SimPod) -> AgentReport:
+        engine = pod.engine
+        report = EngineReport()
+        if engine is not None:
+            up = engine.state is EngineState.SERVING and pod.rank == 0
+            report = EngineReport(
+                state=engine.state,
+                start_id=engine.start_id,
+                data_key=engine.key,
+                weight_version=engine.bytes_version if up else "",
+                paused=engine.paused,
+            )
+        return AgentReport(
+            revision=next(self.numbers),
+            agent_start="a",
+            pod_uid=pod.uid,
+            rank=pod.rank,
+            generation=pod.desired.generation if pod.desired else 0,
+            engine=report,
+            move=pod.move,
+        )
+
+    def _pod_view(self, pod: SimPod) -> PodView:
+        up = pod.engine is not None and pod.engine.state is EngineState.SERVING
+        return PodView(
+            name=pod.name,
+            uid=pod.uid,
+            engine=pod.engine_index,
+            rank=pod.rank,
+            ip=pod.ip,
+            phase="Running",
+            ready=pod.engine_index is None or up,
+            terminating=pod.terminating,
+            spec_hash=pod.spec_hash,
+        )
+
+    # --- faults ---
+
+    def kill_engine(self, uid: str) -> None:
+        """The engine process dies; its agent forgets the move with it."""
+        if uid in self.pods:
+            self.pods[uid].engine = None
+            self.pods[uid].move = None
+
+    def delete_pod(self, uid: str) -> None:
+        if uid in self.pods:
+            self.pods[uid].terminating = True
+
+    def restart_router(self, uid: str) -> None:
+        if uid in self.pods:
+            self.pods[uid].router_workers = {}
+
+    # --- truth ---
+
+    def serving(self) -> dict[str, str]:
+        """Engine name -> version of the bytes that a request gets now through some router."""
+        result = {}
+        processes = {f"http://{pod.ip}:30000": pod for pod in self.pods.values() if pod.rank == 0}
+        for router in self.pods.values():
+            for url, worker in router.router_workers.items():
+                pod = processes.get(url)
+                engine = pod.engine if pod else None
+                if pod is None or engine is None or engine.state is not EngineState.SERVING or engine.paused:
+                    continue
+                if engine.key == worker.api_key:
+                    result[pod.name] = "mixed" if engine.mixed else engine.bytes_version
+        return result
+
+    # --- running ---
+
+    def settle(self, rounds: int = 60, seconds: float = 1.0) -> None:
+        """Everything moves fairly, without faults."""
+        for _ in range(rounds):
+            self.reconcile()
+            self.run_kubernetes()
+            for uid in list(self.pods):
+                self.run_pod(uid)
+                self.deliver(uid)
+            self.now += timedelta(seconds=seconds)
+
+    def scramble(self, seed: int, after_each: Callable[[], None]) -> None:
+        """A few dozen small steps in an order and at speeds that `seed` decides: some pods run ahead, others are
+        heard late. `after_each` looks at the truth between any two steps."""
+        chance = random.Random(seed)
+        speed = {uid: chance.choice((0.1, 0.5, 1.0)) for uid in sorted(self.pods)}
+        heard = {uid: chance.choice((0.2, 1.0)) for uid in sorted(self.pods)}
+        for _ in range(chance.randint(2, 12)):
+            for uid in chance.sample(sorted(self.pods), len(self.pods)):
+                if chance.random() < speed.get(uid, 1.0):
+                    self.run_pod(uid)
+                    after_each()
+                if chance.random() < heard.get(uid, 1.0):
+                    self.deliver(uid)
+            if chance.random() < 0.8:
+                self.reconcile(status_write_fails=chance.random() < 0.1)
+            if chance.random() < 0.5:
+                self.run_kubernetes()
+            after_each()
+            self.now += timedelta(seconds=chance.choice((0, 1, 1, 20)))
+
+    def condition(self, kind: str) -> Any:
+        return next(c for c in self.rollout.status.conditions if c.type == kind)
+
+
+def step_boot(manifest: Any) -> WeightVersion:
+    """What the fleet's ConfigMap tells an engine to boot."""
+
+    config = json.loads(manifest["data"]["fleet.json"])
+    return WeightVersion(config["boot"]["version"], config["boot"]["path"])

@@ -1,0 +1,217 @@
+"""The three things that never happen, and convergence, over random schedules of steps, faults and spec changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from .simulation import Simulation
+
+# More of them find rarer schedules: EXAMPLES=2000 for a long look.
+EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
+
+
+def disk(version: str, path: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"version": version, "source": {"type": "Disk", "disk": {"path": path or f"/models/v{version}"}}, **more}
+
+
+def test_a_new_fleet_becomes_ready() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    assert fleet.condition("Ready").status == "True"
+    assert fleet.serving() == {"f-e0-0": "default", "f-e1-0": "default"}
+
+
+def test_a_version_switch_reaches_every_engine() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    fleet.settle()
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
+    assert fleet.boot.version == "2"
+    assert [entry.version for entry in fleet.rollout.status.weights.history] == ["default", "2"]
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_a_refused_checkpoint_leaves_the_old_version_serving_and_says_why() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.bad_paths.add("/models/v2")
+    fleet.patch(weights=disk("2"))
+    fleet.settle()
+    assert fleet.serving() == {"f-e0-0": "default", "f-e1-0": "default"}
+    ready = fleet.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "WeightsRefused")
+    assert "tensor x has another shape" in ready.message
+    assert "f-e0-0" in ready.message
+    fleet.bad_paths.clear()
+    fleet.settle()
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
+
+
+def test_going_back_before_the_decision_gives_the_move_up() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    fleet.reconcile()
+    fleet.patch(weights={})
+    fleet.settle()
+    assert fleet.serving() == {"f-e0-0": "default", "f-e1-0": "default"}
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_an_engine_that_fails_in_mid_commit_is_restarted_at_the_new_version() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.break_next_apply = True
+    fleet.patch(weights=disk("2"))
+    fleet.settle(120)
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_losing_any_pod_recreates_the_whole_group(nodes: int) -> None:
+    for rank in range(nodes):
+        engine = {"image": "i", "nodes": nodes, "tensorParallelSize": nodes}
+        fleet = Simulation(replicas=1, engine=engine)
+        fleet.settle()
+        before = {pod.uid for pod in fleet.pods.values() if pod.engine_index == 0}
+        fleet.delete_pod(next(p.uid for p in fleet.pods.values() if p.engine_index == 0 and p.rank == rank))
+        fleet.settle()
+        after = {pod.uid for pod in fleet.pods.values() if pod.engine_index == 0}
+        assert len(after) == nodes
+        assert not before & after
+        assert fleet.rollout.status.engines[0].incarnation == 2
+        assert fleet.condition("Ready").status == "True"
+
+
+def test_scaling_down_takes_the_engine_out_of_the_router_first() -> None:
+    fleet = Simulation(replicas=3)
+    fleet.settle()
+    fleet.patch(replicas=1)
+    fleet.reconcile()
+    assert set(fleet.stateful_sets) == {"f-e0", "f-e1", "f-e2"}
+    fleet.settle()
+    assert set(fleet.stateful_sets) == {"f-e0"}
+    assert fleet.serving() == {"f-e0-0": "default"}
+
+
+def test_a_changed_spec_replaces_pods_a_few_engines_at_a_time() -> None:
+    fleet = Simulation(replicas=3)
+    fleet.settle()
+    old = {pod.uid for pod in fleet.pods.values() if pod.engine_index is not None}
+    fleet.patch(engine={"image": "sglang:2"})
+    for _ in range(60):
+        fleet.settle(1)
+        assert len(fleet.serving()) >= 2
+    assert not old & set(fleet.pods)
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_paused_is_ready_and_says_so() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(execution={"state": "Paused"})
+    fleet.settle()
+    assert fleet.serving() == {}
+    assert (fleet.condition("Ready").status, fleet.condition("Ready").reason) == ("True", "Paused")
+    assert fleet.rollout.status.execution_state == "Paused"
+    fleet.patch(execution={"state": "Running"})
+    fleet.settle()
+    assert len(fleet.serving()) == 2
+
+
+SCRAMBLE = st.tuples(st.just("scramble"), st.integers(0, 2**32))
+FAULTS = st.one_of(
+    st.tuples(st.just("kill_engine"), st.integers(0, 7)),
+    st.tuples(st.just("delete_pod"), st.integers(0, 7)),
+    st.tuples(st.just("restart_router"), st.integers(0, 7)),
+    st.tuples(st.just("break_apply"), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(1, 400)),
+)
+PATCHES = st.one_of(
+    st.tuples(st.just("version"), st.integers(2, 9)),
+    st.tuples(st.just("version"), st.integers(2, 9)),
+    st.tuples(st.just("bad_version"), st.integers(20, 22)),
+    st.tuples(st.just("execution"), st.booleans()),
+    st.tuples(st.just("replicas"), st.integers(1, 3)),
+)
+# What a user does, then some time in which things go wrong.
+ACTIONS = st.lists(
+    st.tuples(PATCHES, st.lists(st.one_of(SCRAMBLE, SCRAMBLE, FAULTS), min_size=1, max_size=6)), max_size=6
+)
+
+
+def act(fleet: Simulation, action: tuple[str, Any], strategy: dict[str, Any], check: Callable[[], None]) -> None:
+    kind, value = action
+    uids = sorted(fleet.pods)
+    uid = uids[value % len(uids)] if uids and isinstance(value, int) else ""
+    match kind:
+        case "scramble":
+            fleet.scramble(value, check)
+        case "kill_engine":
+            fleet.kill_engine(uid)
+        case "delete_pod":
+            fleet.delete_pod(uid)
+        case "restart_router":
+            fleet.restart_router(uid)
+        case "break_apply":
+            fleet.break_next_apply = True
+        case "version" | "bad_version":
+            if kind == "bad_version":
+                fleet.bad_paths.add(f"/models/v{value}")
+            fleet.patch(weights=disk(str(value), updateStrategy=strategy))
+        case "execution":
+            fleet.patch(execution={"state": "Paused" if value else "Running"})
+        case "replicas":
+            fleet.patch(replicas=value)
+        case "wait":
+            fleet.now += timedelta(seconds=value)
+
+
+def assert_truth(fleet: Simulation, rolling: bool) -> None:
+    served = set(fleet.serving().values())
+    assert "mixed" not in served
+    if not rolling:
+        assert len(served) <= 1, f"two versions serve at once: {fleet.serving()}"
+
+
+@pytest.mark.parametrize("rolling", [False, True], ids=["all-at-once", "rolling"])
+@pytest.mark.parametrize("nodes", [1, 2])
+@settings(max_examples=EXAMPLES)
+@given(story=ACTIONS)
+def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
+    nodes: int, rolling: bool, story: list[tuple[tuple[str, Any], list[tuple[str, Any]]]]
+) -> None:
+    strategy = {"type": "Rolling" if rolling else "AllAtOnce"}
+    engine = {"image": "i", "nodes": nodes, "tensorParallelSize": nodes}
+    fleet = Simulation(engine=engine, staleness={"maxVersionLag": 1 if rolling else 0}, router={"replicas": 2})
+
+    def check() -> None:
+        assert_truth(fleet, rolling)
+
+    fleet.settle(12)
+    for patch, time in story:
+        for action in (patch, *time):
+            act(fleet, action, strategy, check)
+            check()
+    fleet.bad_paths.clear()
+    fleet.break_next_apply = False
+    fleet.patch(execution={"state": "Running"})
+    for _ in range(100):
+        fleet.settle(1, seconds=15)
+        check()
+        if fleet.condition("Ready").status == "True":
+            # What was Ready by reports of a world that has moved on must be Ready in the present one, too.
+            fleet.settle(40, seconds=15)
+            break
+    target = fleet.rollout.status.weights.target_version
+    assert set(fleet.serving().values()) == {target}
+    assert len(fleet.serving()) == fleet.rollout.spec.replicas
+    assert fleet.condition("Ready").status == "True", fleet.condition("Ready")
