@@ -55,8 +55,8 @@ bench: prepare ## Measure on a real cluster; prints a table and writes docs/perf
 
 format: $(VENV)/.ready ## Format the code
 	@$(PY) -m ruff format . && $(PY) -m ruff check --fix .
-crds: $(VENV)/.ready ## Write crds/ from the models
-	@$(PY) -m sglang_rollout.api.crd
+crds: $(VENV)/.ready ## Write the CRD, the chart's copy and docs/api.md from the models
+	@$(PY) -m sglang_rollout.api.crd && $(PY) -m sglang_rollout.api.reference
 images: $(VENV)/.ready ## Build the images; prints their references
 	@$(PY) -m e2e.images build
 prepare: $(VENV)/.ready ## Build and download once what cluster, engines and images need, side by side

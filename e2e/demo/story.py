@@ -20,7 +20,7 @@ from e2e.deployment.answers import Answer
 from e2e.deployment.connection import Connection
 from e2e.deployment.errors import DeploymentError
 from e2e.deployment.fleet import Fleet
-from e2e.deployment.router_client import RouterClient
+from e2e.deployment.router_client import Request, RouterClient
 from e2e.deployment.traffic import traffic
 from sglang_rollout.api import ConditionType, SGLangRollout
 from sglang_rollout.api.names import engine_pod_name
@@ -78,12 +78,12 @@ class Story:
         step.show(f"version {answer.version}: {answer.text!r}")
 
     async def pause_and_continue(self, step: Step) -> None:
-        async with traffic(self.router, clients=RUNNING, tokens=LONG_TOKENS, fingerprint=False) as load:
+        async with traffic(self.router, (Request(tokens=LONG_TOKENS),) * RUNNING) as load:
             await load.more(RUNNING)
             await self.patch(step, {"execution": {"state": "Paused"}})
             await self.until(step, "every engine is paused", paused, 60)
             stopped = time.monotonic()
-            arriving = [asyncio.create_task(self.router.generate(tokens=16)) for _ in range(ARRIVING)]
+            arriving = [asyncio.create_task(self.router.generate()) for _ in range(ARRIVING)]
             while time.monotonic() - stopped < PAUSED_FOR:
                 step.now(f"paused: {load.waiting} running and {ARRIVING} new requests wait")
                 await asyncio.sleep(0.2)
@@ -100,7 +100,7 @@ class Story:
 
     async def move_weights(self, step: Step) -> None:
         old = (await self.asked()).version
-        async with traffic(self.router, fingerprint=False) as load:
+        async with traffic(self.router) as load:
             await load.more(4)
             weights = {"version": self.new_version, "source": {"type": "Disk", "disk": {"path": self.new_path}}}
             await self.patch(step, {"weights": weights})
@@ -119,7 +119,7 @@ class Story:
     async def lose_a_pod(self, step: Step) -> None:
         pod = engine_pod_name(self.fleet.name, 0, 0)
         before = (await self.fleet.engine(0)).incarnation
-        async with traffic(self.router, fingerprint=False) as load:
+        async with traffic(self.router) as load:
             await load.more(4)
             step.command(f"kubectl delete pod {pod}")
             await self.kubectl("delete", "pod", pod, "--wait=false")
@@ -168,7 +168,7 @@ class Story:
         await self.kubectl("patch", "sgr", self.fleet.name, "--type=merge", "-p", text)
 
     async def asked(self) -> Answer:
-        answer = await self.router.generate(tokens=24)
+        answer = await self.router.generate(Request(tokens=24))
         self.none_failed([answer])
         return answer
 

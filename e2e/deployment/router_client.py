@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -17,6 +18,23 @@ ANSWER_SECONDS = 240.0
 PROMPT = "the router sends a request to an engine and"
 
 
+@dataclass(frozen=True)
+class Request:
+    """A greedy generation of exactly `tokens` tokens. prompt: a text, or token ids. fingerprint: ask for the log
+    probabilities of the prompt's tokens, which tell the weights that computed them."""
+
+    prompt: str | tuple[int, ...] = PROMPT
+    tokens: int = 16
+    fingerprint: bool = False
+
+    def body(self) -> dict[str, Any]:
+        """As POST /generate takes it."""
+        key = "text" if isinstance(self.prompt, str) else "input_ids"
+        sampling = {"max_new_tokens": self.tokens, "temperature": 0, "ignore_eos": True}
+        wanted = {"return_logprob": True, "logprob_start_len": 0} if self.fingerprint else {}
+        return {key: self.prompt, "sampling_params": sampling, **wanted}
+
+
 class RouterClient:
     """Requests to one router's Service. Nothing is retried: every failure is seen."""
 
@@ -28,20 +46,9 @@ class RouterClient:
     def of_fleet(cls, connection: Connection, namespace: str, fleet: str) -> RouterClient:
         return cls(connection, namespace, router_name(fleet))
 
-    async def generate(
-        self,
-        prompt: str | list[int] = PROMPT,
-        *,
-        tokens: int = 16,
-        fingerprint: bool = False,
-        timeout: float = ANSWER_SECONDS,
-    ) -> Answer:
-        """One greedy generation of exactly `tokens` tokens. fingerprint: ask for the prompt's log probabilities."""
-        key = "text" if isinstance(prompt, str) else "input_ids"
-        sampling = {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True}
-        body: dict[str, Any] = {key: prompt, "sampling_params": sampling}
-        if fingerprint:
-            body |= {"return_logprob": True, "logprob_start_len": 0}
+    async def generate(self, request: Request | None = None, *, timeout: float = ANSWER_SECONDS) -> Answer:
+        """Send one request and wait for its answer; what goes wrong is in the answer."""
+        body = (request or Request()).body()
         sent = time.monotonic()
         try:
             response = await self._client.post(f"{self._url}/generate", json=body, timeout=timeout)

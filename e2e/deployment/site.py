@@ -59,7 +59,7 @@ def registry_images() -> dict[str, str]:
             "CLUSTER=current takes images from a registry: push what `make images` builds, "
             "and give the registry and folder that hold operator, agent and router as IMAGE_PREFIX="
         )
-    return {name: f"{prefix}/{name}:{IMAGES[name].digest()}" for name in CHART_IMAGES}
+    return {name: f"{prefix}/{name}:{IMAGES[name].snapshot().ref.rpartition(':')[2]}" for name in CHART_IMAGES}
 
 
 def main() -> int:

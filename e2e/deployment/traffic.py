@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from e2e.deployment.answers import Answer
 from e2e.deployment.errors import DeploymentError
-from e2e.deployment.router_client import PROMPT, RouterClient
+from e2e.deployment.router_client import Request, RouterClient
 
 # After a failure a client waits a moment, so that an outage does not become thousands of answers.
 PAUSE_AFTER_FAILURE = 0.2
@@ -41,30 +41,22 @@ class Traffic:
 
 
 @contextlib.asynccontextmanager
-async def traffic(
-    client: RouterClient,
-    *,
-    clients: int = 4,
-    tokens: int = 16,
-    prompt: str | Sequence[int] = PROMPT,
-    fingerprint: bool = True,
-) -> AsyncIterator[Traffic]:
-    """Keep `clients` requests running for the time of the block; at its end the last ones are answered, or given up
-    after a while and counted as failures."""
+async def traffic(client: RouterClient, requests: Sequence[Request] = (Request(),) * 4) -> AsyncIterator[Traffic]:
+    """One client for each of `requests`, which repeats it for the time of the block; at its end the last ones are
+    answered, or given up after a while and counted as failures."""
     seen = Traffic()
     stop = asyncio.Event()
-    given = prompt if isinstance(prompt, str) else list(prompt)
 
-    async def one_client() -> None:
+    async def one_client(request: Request) -> None:
         while not stop.is_set():
             seen.waiting += 1
-            answer = await client.generate(given, tokens=tokens, fingerprint=fingerprint)
+            answer = await client.generate(request)
             seen.waiting -= 1
             seen.answers.append(answer)
             if not answer.ok:
                 await asyncio.sleep(PAUSE_AFTER_FAILURE)
 
-    tasks = [asyncio.create_task(one_client()) for _ in range(clients)]
+    tasks = [asyncio.create_task(one_client(request)) for request in requests]
     try:
         yield seen
         stop.set()
