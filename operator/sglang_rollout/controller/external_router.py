@@ -10,8 +10,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
+import aiohttp
+
 from ..api import SGLangRollout
 from ..protocol.routing import RouterDesired, RouterReport
+from ..router.keeper import MembershipKeeper
+from ..router.workers_api import WorkersApi
 from .lease import LeaderLease
 from .rollouts import FleetKey
 
@@ -20,29 +24,50 @@ log = logging.getLogger(__name__)
 REPAIR_SECONDS = 2.0  # the router may lose its workers at any time
 
 
+class CredentialMissing(Exception):
+    """spec.router.external.credential names a file that is not mounted."""
+
+
 class Membership(Protocol):
-    """Keeps the workers of one router. step() makes one attempt and reports; it has its own deadlines and tells
-    failures in the report's message."""
+    """Keeps the workers of one router. step() makes one attempt with deadlines of its own, and tells what failed in
+    the report's message; it raises CredentialMissing."""
 
     async def step(self, desired: RouterDesired | None) -> RouterReport: ...
-
-    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
 class ExternalTarget:
-    """url: of the router; credential: what its worker API asks for, empty: nothing; fleet: whose workers we keep."""
+    """url: of the router; credential: file of what its worker API asks for, None: nothing; fleet: whose workers."""
 
     url: str
-    credential: str
+    credential: Path | None
     fleet: FleetKey
+
+    def read_credential(self) -> str:
+        """Read on every call, so that a rotated one counts. Raises CredentialMissing."""
+        if self.credential is None:
+            return ""
+        try:
+            return self.credential.read_text().strip()
+        except OSError as error:
+            raise CredentialMissing(
+                f"the credential {self.credential.name!r} of router.external cannot be read: {error.strerror}:"
+                f" mount it into the operator as {self.credential}"
+            ) from error
 
 
 MakeMembership = Callable[[ExternalTarget], Membership]
 
 
-class CredentialMissing(Exception):
-    """spec.router.external.credential names a file that is not mounted."""
+def keeper_on(session: aiohttp.ClientSession) -> MakeMembership:
+    """Memberships by smg's and sglang-router's worker API. Workers of others at the same router are left alone."""
+
+    def make(target: ExternalTarget) -> Membership:
+        fleet = "/".join(target.fleet)
+        api = WorkersApi(session, target.url, target.read_credential, fleet)
+        return MembershipKeeper(api, fleet, exclusive=False)
+
+    return make
 
 
 @dataclass
@@ -65,7 +90,6 @@ class _Attachment:
         if self.task is not None:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
-        await self.membership.close()
 
     def want(self, desired: RouterDesired) -> None:
         if desired != self.wanted:
@@ -75,8 +99,7 @@ class _Attachment:
     async def _run(self) -> None:
         while self.lease.leading:
             self.wake.clear()
-            wanted = self.wanted and replace(self.wanted, lease_term=self.lease.term)
-            report = await self.membership.step(wanted)
+            report = await self._step()
             before, self.report = self.report, report
             if before is None or replace(before, revision=report.revision) != report:
                 self.on_change()
@@ -84,10 +107,22 @@ class _Attachment:
                 async with asyncio.timeout(REPAIR_SECONDS):
                     await self.wake.wait()
 
+    async def _step(self) -> RouterReport:
+        wanted = self.wanted and replace(self.wanted, lease_term=self.lease.term)
+        try:
+            return await self.membership.step(wanted)
+        except CredentialMissing as error:
+            message = str(error)
+        except Exception as error:
+            log.exception("the router %s could not be kept", self.target.url)
+            message = f"the router could not be kept: {type(error).__name__}: {error}"
+        return RouterReport(0, "", "", desired_id="" if wanted is None else wanted.id, message=message)
+
 
 class ExternalRouters:
     """By fleet; a fleet without spec.router.external has none. credentials_dir: the files that
-    spec.router.external.credential names, mounted into the operator."""
+    spec.router.external.credential names, mounted into the operator in one folder a namespace: nobody can have the
+    credential of another namespace sent to a URL of their own."""
 
     def __init__(
         self,
@@ -101,22 +136,15 @@ class ExternalRouters:
         self._credentials_dir = credentials_dir
         self._on_change = on_change
         self._attached: dict[FleetKey, _Attachment] = {}
-        self._refused: dict[FleetKey, str] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def sync(self, key: FleetKey, rollout: SGLangRollout | None) -> None:
         """Attaches to the router that the resource names now; None: the resource is gone."""
-        target = None
-        self._refused.pop(key, None)
-        try:
-            target = self._target(key, rollout)
-        except CredentialMissing as error:
-            self._refused[key] = str(error)
+        target = None if rollout is None else self._target(key, rollout)
         attached = self._attached.get(key)
         if attached is not None and attached.target != target:
             self._detach(self._attached.pop(key))
-            attached = None
-        if attached is None and target is not None:
+        if target is not None and key not in self._attached:
             attached = _Attachment(target, self._make(target), self._lease, lambda: self._on_change(key))
             self._attached[key] = attached
             attached.open()
@@ -126,8 +154,6 @@ class ExternalRouters:
             self._attached[key].want(desired)
 
     def report(self, key: FleetKey) -> RouterReport | None:
-        if key in self._refused:
-            return RouterReport(revision=0, sidecar_start="", pod_uid="", message=self._refused[key])
         return self._attached[key].report if key in self._attached else None
 
     def settled(self, key: FleetKey) -> bool:
@@ -139,23 +165,12 @@ class ExternalRouters:
             self.sync(key, None)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def _target(self, key: FleetKey, rollout: SGLangRollout | None) -> ExternalTarget | None:
-        external = None if rollout is None else rollout.spec.router.external
+    def _target(self, key: FleetKey, rollout: SGLangRollout) -> ExternalTarget | None:
+        external = rollout.spec.router.external
         if external is None:
             return None
-        credential = "" if external.credential is None else self._read(external.credential)
+        credential = None if external.credential is None else self._credentials_dir / key[0] / external.credential
         return ExternalTarget(external.url, credential, key)
-
-    def _read(self, name: str) -> str:
-        """The credential; read at every pass, so that a rotated one counts. Raises CredentialMissing."""
-        path = self._credentials_dir / name
-        try:
-            return path.read_text().strip()
-        except OSError as error:
-            raise CredentialMissing(
-                f"the credential {name!r} of router.external cannot be read: {error.strerror}: mount it into the"
-                f" operator as {path}"
-            ) from error
 
     def _detach(self, attached: _Attachment) -> None:
         task = asyncio.create_task(attached.close())

@@ -183,7 +183,7 @@ class PodLink(Generic[D, R]):
                 pause = FIRST_PAUSE
             except LinkError as error:
                 if error.status == 409:
-                    self.context.lease.need_term_above(term)
+                    await self._go_above_its_term(term)
                 self._failed(str(error))
                 try:
                     async with asyncio.timeout(pause * random.uniform(0.5, 1.0)):  # noqa: S311 jitter
@@ -192,6 +192,16 @@ class PodLink(Generic[D, R]):
                     pass
                 self._wake.clear()
                 pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _go_above_its_term(self, refused: int) -> None:
+        """The pod has obeyed a higher term than the lease has: of a Lease that was deleted since. Its report says
+        which; where it does not, in few steps."""
+        try:
+            self._take(await self._call("report", "GET", pod.PATH_REPORT, {}, seconds=PUT_SECONDS))
+        except LinkError as error:
+            log.debug("%s", error)
+        if self.context.lease.term <= refused and (self._report is None or self._report.lease_term <= refused):
+            self.context.lease.need_term_above(2 * refused)
 
     def _unsent(self) -> D | None:
         """What the pod's present process has not been told yet."""

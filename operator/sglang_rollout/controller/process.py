@@ -26,7 +26,7 @@ from .caches import Caches
 from .cluster_keys import ClusterKeys
 from .events import EventRecorder
 from .executor import ExecutionFailed, Executor, NotLeading
-from .external_router import ExternalRouters, MakeMembership
+from .external_router import ExternalRouters, MakeMembership, keeper_on
 from .http_server import OperatorServer
 from .intake import Intake
 from .kube import KubeClient
@@ -63,10 +63,10 @@ class OperatorProcess:
         settings: Settings,
         configuration: Configuration,
         *,
-        membership: MakeMembership,
         planner: Planner = plan,
         agents: Dialect[AgentReport] = AGENTS,
         routers: Dialect[RouterReport] = ROUTERS,
+        membership: MakeMembership | None = None,
     ) -> None:
         self.settings = settings
         self.stop = asyncio.Event()
@@ -87,7 +87,9 @@ class OperatorProcess:
         context = LinkContext(self._session, tokens, self.lease, self.metrics.agent_call)
         self._agents: LinkPool[AgentDesired, AgentReport] = LinkPool(agents, context, self.queue.add)
         self._routers: LinkPool[RouterDesired, RouterReport] = LinkPool(routers, context, self.queue.add)
-        self._external = ExternalRouters(membership, self.lease, Path(settings.credentials_dir), self.queue.add)
+        self._external = ExternalRouters(
+            membership or keeper_on(self._session), self.lease, Path(settings.credentials_dir), self.queue.add
+        )
         timing = SpecTiming(
             lambda what, seconds: self.metrics.spec_to_effect.labels(what).observe(seconds), time.monotonic
         )

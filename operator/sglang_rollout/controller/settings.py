@@ -18,7 +18,7 @@ class Settings:
     pod_labels: of the operator's pods, for NetworkPolicies; empty: any pod of its namespace.
     watch_namespaces: empty: all.
     metrics_port: one port for /metrics, /livez and /readyz.
-    credentials_dir: where the credential files of routers that we do not run are mounted, one file a name.
+    credentials_dir: where the credentials of routers that we do not run are mounted: <namespace>/<name>.
     """
 
     namespace: str

@@ -4,20 +4,27 @@ fleet only, kept until half of their life is over."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .kinds import SERVICE_ACCOUNT, Object
 from .kube import KubeClient
+from .kube_errors import KubeError
+
+log = logging.getLogger(__name__)
 
 LIFETIME_SECONDS = 600  # the least that TokenRequest grants
+MARGIN_SECONDS = 30.0  # a token is not used in its last moments: clocks differ
+RETRY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class _Minted:
     token: str
     renew_at: float
+    good_until: float
 
 
 class FleetTokens:
@@ -38,7 +45,7 @@ class FleetTokens:
         minted = self._fresh(audience)
         if minted is None:
             async with self._locks.setdefault(audience, asyncio.Lock()):
-                minted = self._fresh(audience) or await self._mint(audience)
+                minted = self._fresh(audience) or await self._renew(audience)
         return minted.token
 
     def discard(self, audience: str, token: str) -> None:
@@ -56,6 +63,18 @@ class FleetTokens:
         minted = self._minted.get(audience)
         return minted if minted is not None and self._clock() < minted.renew_at else None
 
+    async def _renew(self, audience: str) -> _Minted:
+        """A new token, or the old one while it is good and none can be had."""
+        try:
+            return await self._mint(audience)
+        except KubeError as error:
+            old = self._minted.get(audience)
+            if old is None or self._clock() >= old.good_until:
+                raise
+            log.warning("no new token for %s: %s; the old one is still good", audience, error)
+            kept = self._minted[audience] = replace(old, renew_at=self._clock() + RETRY_SECONDS)
+            return kept
+
     async def _mint(self, audience: str) -> _Minted:
         started = self._clock()
         request: Object = {
@@ -66,5 +85,7 @@ class FleetTokens:
         }
         answer = await self._kube.create(SERVICE_ACCOUNT, request, "token", self._service_account)
         seconds = float(answer["spec"].get("expirationSeconds") or LIFETIME_SECONDS)
-        minted = self._minted[audience] = _Minted(answer["status"]["token"], started + seconds / 2)
+        minted = self._minted[audience] = _Minted(
+            answer["status"]["token"], started + seconds / 2, started + seconds - MARGIN_SECONDS
+        )
         return minted

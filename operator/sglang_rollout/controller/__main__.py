@@ -1,0 +1,32 @@
+"""python -m sglang_rollout.controller: the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from .kube import load_configuration
+from .process import OperatorProcess
+from .settings import Settings, SettingsError, from_environment
+
+
+async def run(settings: Settings) -> int:
+    return await OperatorProcess(settings, await load_configuration()).run()
+
+
+def main() -> int:
+    try:
+        settings = from_environment()
+    except SettingsError as error:
+        print(f"sglang-rollout: {error}", file=sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
+    )
+    logging.getLogger("kopf").setLevel(logging.WARNING)
+    return asyncio.run(run(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
