@@ -45,16 +45,18 @@ async def running_agent(settings: AgentSettings, host: str | None = None) -> Asy
         actor = Actor(watch, memory, reference, time.monotonic, settings.rank)
         gate = StartGate(settings, fleet, reference, session, lambda: actor.memory.desired)
         control = Control(settings, watch, actor, gate, time.monotonic, terms.highest)
-        operator = web.AppRunner(operator_app(control, fleet, terms), access_log=None)
-        launcher = web.AppRunner(launcher_app(control), access_log=None)
+        operator = web.AppRunner(
+            operator_app(control, fleet, terms), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
+        )
+        launcher = web.AppRunner(launcher_app(control), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         socket = settings.run_dir / pod.AGENT_SOCKET
         loop: asyncio.Task[None] | None = None
         try:
             await operator.setup()
             await launcher.setup()
-            await web.TCPSite(operator, host, settings.agent_port, shutdown_timeout=SHUTDOWN_SECONDS).start()
+            await web.TCPSite(operator, host, settings.agent_port).start()
             socket.unlink(missing_ok=True)
-            await web.UnixSite(launcher, os.fspath(socket), shutdown_timeout=SHUTDOWN_SECONDS).start()
+            await web.UnixSite(launcher, os.fspath(socket)).start()
             loop = asyncio.create_task(control.run())
             yield loop
         finally:
