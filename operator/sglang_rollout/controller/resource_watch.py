@@ -105,4 +105,6 @@ async def watch_resources(
         clusterwide=not namespaces,
         namespaces=list(namespaces),
         stop_flag=stop,
+        # Only peering would use it. Without it kopf asks who the user is, and an image's user may have no name.
+        identity="sglang-rollout",  # type: ignore[arg-type]
     )
