@@ -13,7 +13,7 @@ from pathlib import Path
 from e2e.cluster import gobuild
 from e2e.cluster.docker import Daemon, Engine, engine
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.kind import Kind, Mount, describe, mounts_of
+from e2e.cluster.kind import Kind, Mount, describe, mounts_of, same_description
 from e2e.cluster.layout import Layout
 from e2e.cluster.lock import exclusive
 from e2e.cluster.mounts import remove_tree
@@ -65,7 +65,8 @@ class Cluster:
             image = ensure_node_image(self.engine, self.layout)
             gobuild.build(self.layout, (*gobuild.COMMANDS, gobuild.PROGRAMS["kubectl"]))
             wanted = describe(self.name, image, self._wanted_mounts())
-            if self._description.exists() and self._description.read_text() == wanted and self.healthy():
+            present = self._description.read_text() if self._description.exists() else ""
+            if same_description(present, wanted) and self.healthy():
                 say(f"cluster {self.name} is up")
                 return
             self._create(wanted)

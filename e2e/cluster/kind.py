@@ -38,10 +38,19 @@ class Mount:
 
 def describe(name: str, image: str, mounts: Sequence[Mount]) -> str:
     """The kind configuration of a cluster."""
-    extra = [{"hostPath": one.host, "containerPath": one.node, "readOnly": True} for one in sorted(mounts)]
-    nodes = [{"role": role, "image": image, **({"extraMounts": extra} if extra else {})} for role in ROLES]
+
+    def node(role: str) -> dict[str, object]:
+        extra = [{"hostPath": one.host, "containerPath": one.node, "readOnly": True} for one in sorted(mounts)]
+        return {"role": role, "image": image, **({"extraMounts": extra} if extra else {})}
+
+    nodes = [node(role) for role in ROLES]
     document = {"apiVersion": "kind.x-k8s.io/v1alpha4", "kind": "Cluster", "name": name, "nodes": nodes}
     return yaml.safe_dump(document, sort_keys=False)
+
+
+def same_description(one: str, other: str) -> bool:
+    """Do two configurations ask for the same cluster?"""
+    return bool(yaml.safe_load(one) == yaml.safe_load(other))
 
 
 def mounts_of(description: str) -> list[Mount]:

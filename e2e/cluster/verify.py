@@ -211,7 +211,11 @@ def verify(cluster: Cluster) -> bool:
     checks = Checks(cluster)
     failed = 0
     plan = _plan(checks)
-    cluster.kubectl("delete", "namespace", _NAMESPACE, "--ignore-not-found", "--timeout=90s", timeout=100)
+
+    def remove_namespace() -> None:
+        cluster.kubectl("delete", "namespace", _NAMESPACE, "--ignore-not-found", "--timeout=90s", timeout=100)
+
+    remove_namespace()
     cluster.kubectl("create", "namespace", _NAMESPACE)
     try:
         for title, check in plan:
@@ -223,6 +227,6 @@ def verify(cluster: Cluster) -> bool:
                 verdict, failed = f"FAILED: {error}", failed + 1
             print(f"{time.monotonic() - begin:6.1f} s  {title}: {verdict}", flush=True)
     finally:
-        cluster.kubectl("delete", "namespace", _NAMESPACE, "--timeout=90s", timeout=100)
+        remove_namespace()
     print(f"{len(plan) - failed} passed, {failed} failed")
     return failed == 0

@@ -13,7 +13,7 @@ from e2e.cluster.cluster import Cluster, CurrentCluster, open_cluster
 from e2e.cluster.debian import pick_mirrors, sources
 from e2e.cluster.docker import Daemon, ExistingDocker, engine
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.kind import NODES, ROLES, Mount, describe, mounts_of
+from e2e.cluster.kind import NODES, ROLES, Mount, describe, mounts_of, same_description
 from e2e.cluster.layout import Layout
 from e2e.cluster.node_base import containerd_config
 from e2e.cluster.nodes import images_and_archives, node_name
@@ -44,6 +44,9 @@ def test_kind_configuration_round_trips_its_mounts() -> None:
     assert mounts_of(text) == sorted(mounts)
     assert text == describe("fleet", "node:1", mounts[::-1])
     assert mounts_of(describe("fleet", "node:1", [])) == []
+    assert same_description(text, describe("fleet", "node:1", mounts))
+    assert not same_description(text, describe("fleet", "node:2", mounts))
+    assert not same_description("", text)
 
 
 @pytest.mark.parametrize("text", ["/a", "a:/b", "/a:b", ""])
