@@ -55,6 +55,22 @@ def test_a_refused_checkpoint_leaves_the_old_version_serving_and_says_why() -> N
     assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
 
 
+def test_a_label_that_was_used_for_other_weights_is_refused() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    fleet.settle()
+    fleet.patch(weights=disk("3"))
+    fleet.settle()
+    fleet.patch(weights=disk("2", "/models/other"))
+    fleet.settle()
+    assert set(fleet.serving().values()) == {"3"}
+    assert "give /models/other a label of its own" in fleet.condition("Degraded").message
+    fleet.patch(weights=disk("2"))
+    fleet.settle()
+    assert set(fleet.serving().values()) == {"2"}
+
+
 def test_going_back_before_the_decision_gives_the_move_up() -> None:
     fleet = Simulation()
     fleet.settle()

@@ -89,6 +89,8 @@ def _prepare(
     same = transaction is not None and transaction.version == target.version and transaction.generation == generation
     if transaction is None or not same:
         transaction = _new_transaction(target, generation, 1, now)
+        if reason := _relabelled(weights, target):
+            return _fail(members, spec, weights, transaction, reason, now)
         note = EventNote("Normal", "WeightsStaging", f"preparing version {target.version} from {target.path}")
         return _preparing(members, spec, weights, transaction, "Staging", now, (note,))
     if transaction.completed_at is not None:
@@ -97,6 +99,8 @@ def _prepare(
             plan = _settle(members, spec, weights, "Failed", now)
             return replace(plan, wake=wait if plan.wake is None else min(wait, plan.wake))
         again = _new_transaction(target, generation, _attempt(transaction) + 1, now)
+        if _relabelled(weights, target):
+            return replace(_settle(members, spec, weights, "Failed", now), wake=None)
         # The reason of the last failure stays in sight while it is tried again.
         again = again.model_copy(update={"message": transaction.message})
         return _preparing(members, spec, weights, again, "Failed", now, ())
@@ -126,6 +130,15 @@ def _judge(
         return _fail(members, spec, weights, transaction, reason, now)
     phase = "Failed" if _attempt(transaction) > 1 else "Staging"
     return replace(_preparing(members, spec, weights, transaction, phase, now, ()), wake=left)
+
+
+def _relabelled(weights: WeightsStatus, target: WeightVersion) -> str:
+    """Why this label cannot be used for these bytes: it was used for others, and engines or a trainer's records may
+    still know it as those. Empty: it can."""
+    other = [entry.path for entry in weights.history if entry.version == target.version and entry.path != target.path]
+    if not other:
+        return ""
+    return f"version {target.version} was served from {other[0]}: give {target.path} a label of its own"
 
 
 def _preparing(
