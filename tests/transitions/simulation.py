@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sglang_rollout.api import SGLangRollout, names
+from sglang_rollout.api import SGLangRollout, WeightsStatus, names
 from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
 from sglang_rollout.protocol.fleet import Trust
 from sglang_rollout.protocol.report import AgentReport, EngineReport, EngineState, MoveReport
@@ -384,6 +384,13 @@ class Simulation:
                 self.run_kubernetes()
             after_each()
             self.now += timedelta(seconds=chance.choice((0, 1, 1, 20)))
+
+    @property
+    def weights(self) -> WeightsStatus:
+        """status.weights, which the first reconcile writes."""
+        weights = self.rollout.status.weights
+        assert weights is not None
+        return weights
 
     def condition(self, kind: str) -> Any:
         return next(c for c in self.rollout.status.conditions if c.type == kind)

@@ -35,7 +35,7 @@ def test_a_version_switch_reaches_every_engine() -> None:
     fleet.settle()
     assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
     assert fleet.boot.version == "2"
-    assert [entry.version for entry in fleet.rollout.status.weights.history] == ["default", "2"]
+    assert [entry.version for entry in fleet.weights.history] == ["default", "2"]
     assert fleet.condition("Ready").status == "True"
 
 
@@ -227,7 +227,7 @@ def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
             # What was Ready by reports of a world that has moved on must be Ready in the present one, too.
             fleet.settle(40, seconds=15)
             break
-    target = fleet.rollout.status.weights.target_version
+    target = fleet.weights.target_version
     assert set(fleet.serving().values()) == {target}
     assert len(fleet.serving()) == fleet.rollout.spec.replicas
     assert fleet.condition("Ready").status == "True", fleet.condition("Ready")
