@@ -13,8 +13,15 @@ from e2e.cluster.lock import exclusive
 from e2e.cluster.process import run
 from e2e.cluster.progress import step
 
-# The last release under the old name, with what its launcher imports.
-OLD_ROUTER = ("sglang-router==0.3.2", "setproctitle==1.3.7")
+# The last release under the old name, with what it needs.
+OLD_ROUTER = (
+    "sglang-router==0.3.2",
+    "aiohttp==3.14.5",
+    "fastapi==0.165.0",
+    "orjson==3.13.0",
+    "setproctitle==1.3.8",
+    "uvicorn==0.54.0",
+)
 INSTALL_SECONDS = 600
 _PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -26,8 +33,8 @@ def smg_python() -> Path:
 
 
 def old_router_python() -> Path:
-    """Python of an environment with sglang-router, without the serving stack that it names but does not need."""
-    return _environment("venv-sglang-router", OLD_ROUTER, ("--no-deps",))
+    """Python of an environment with sglang-router."""
+    return _environment("venv-sglang-router", OLD_ROUTER)
 
 
 def ensure_front() -> None:
@@ -36,17 +43,26 @@ def ensure_front() -> None:
         ensure_packages(Layout.default(), ["haproxy"])
 
 
-def _environment(name: str, requirements: tuple[str, ...], options: tuple[str, ...] = ()) -> Path:
+def _environment(name: str, requirements: tuple[str, ...]) -> Path:
     key = hashlib.sha256("\n".join(requirements).encode()).hexdigest()[:12]
     folder = cache_root() / name / key
     python, ready = folder / "bin" / "python", folder / ".ready"
     if ready.exists():
         return python
-    with exclusive(folder.with_suffix(".lock"), name, timeout=INSTALL_SECONDS), step(f"install {requirements[-1]}"):
+    with exclusive(folder.with_suffix(".lock"), name, timeout=INSTALL_SECONDS), step(f"install {name}"):
         if not ready.exists():
             log = folder.with_suffix(".log")
             run(["python3", "-m", "venv", "--clear", folder], timeout=120, log=log)
-            install = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-            run([*install, *options, *requirements], timeout=INSTALL_SECONDS, log=log)
+            pip: list[str | Path] = [
+                python,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                *options,
+                *requirements,
+            ]
+            run(pip, timeout=INSTALL_SECONDS, log=log)
             ready.touch()
     return python

@@ -54,14 +54,19 @@ OWNED = (
     "health_failure_threshold",
     "health_success_threshold",
     "remove_unhealthy_workers",
+    "worker_startup_timeout_secs",
     "request_timeout_secs",
     "prometheus_host",
     "prometheus_port",
 )
 
 
-class OwnedArgument(ValueError):
-    """spec.router.args sets what belongs to the operator."""
+# smg 1.13 takes it only with two workers named at its start; least_load goes by the same loads.
+UNUSABLE_POLICY = "power_of_two"
+
+
+class UnusableArgument(ValueError):
+    """smg would not start so, or it is the operator's to set."""
 
 
 def defaults(drain_seconds: int | None) -> list[str]:
@@ -90,19 +95,21 @@ def owned(control_key: str, port: int, metrics_port: int) -> list[str]:
     ]
 
 
-def refuse_owned(arguments: Sequence[str], parse: Callable[[list[str]], Any]) -> None:
-    """Raises OwnedArgument. smg's own parser tells, so that abbreviations and later flags count as well."""
+def refuse_unusable(arguments: Sequence[str], parse: Callable[[list[str]], Any]) -> None:
+    """Raises UnusableArgument. smg's own parser tells, so that abbreviations and later flags count as well."""
     asked, untouched = vars(parse(list(arguments))), vars(parse([]))
     changed = [name for name in OWNED if name in untouched and asked[name] != untouched[name]]
     if changed:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        raise OwnedArgument(f"spec.router.args may not set {flags}: take it out, the operator sets it")
+        raise UnusableArgument(f"spec.router.args may not set {flags}: take it out, the operator sets it")
+    if asked["policy"] == UNUSABLE_POLICY:
+        raise UnusableArgument(f"smg cannot start without workers under policy {UNUSABLE_POLICY}: use least_load")
 
 
 def main(arguments: Sequence[str], settings: RouterSettings) -> None:
     from smg.launch_router import launch_router, parse_router_args
 
-    refuse_owned(arguments, parse_router_args)
+    refuse_unusable(arguments, parse_router_args)
     control_key = (settings.run_dir / CONTROL_KEY).read_text()
     last = owned(control_key, settings.gateway_port, settings.metrics_port)
     launch_router(parse_router_args([*defaults(settings.drain_seconds), *arguments, *last]))
@@ -111,5 +118,5 @@ def main(arguments: Sequence[str], settings: RouterSettings) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:], RouterSettings.from_environment(os.environ))
-    except OwnedArgument as error:
+    except UnusableArgument as error:
         sys.exit(str(error))

@@ -21,6 +21,7 @@ GATEWAY_PORT = 30003
 
 # For runs outside a pod (development, tests): other ports.
 ENV_ROUTER_PORT = "ROLLOUT_ROUTER_PORT"
+ENV_SIDECAR_PORT = "ROLLOUT_ROUTER_SIDECAR_PORT"
 ENV_GATEWAY_PORT = "ROLLOUT_GATEWAY_PORT"
 ENV_METRICS_PORT = "ROLLOUT_METRICS_PORT"
 
@@ -40,6 +41,8 @@ class SidecarSettings:
             pod_uid=env[pod.ENV_POD_UID],
             run_dir=run_dir(env),
             fleet_file=Path(env.get(pod.ENV_FLEET_DIR, pod.FLEET_DIR)) / pod.FLEET_FILE,
+            gateway_url=f"http://127.0.0.1:{env.get(ENV_GATEWAY_PORT, GATEWAY_PORT)}",
+            port=int(env.get(ENV_SIDECAR_PORT, pod.ROUTER_SIDECAR_PORT)),
         )
 
 
