@@ -20,13 +20,23 @@ CANDIDATES = tuple(map(IPv4Network, ("172.31.0.0/17", "172.30.0.0/17", "10.231.0
 _CLUSTER_RANGES = tuple(map(IPv4Network, ("10.244.0.0/16", "10.96.0.0/16")))
 """kind's default pod and Service ranges."""
 
+FORWARDING = "net/ipv4/ip_forward"
 SYSCTLS = (
-    "net/ipv4/ip_forward",
-    "vm/overcommit_memory",
+    FORWARDING,
+    "fs/file-max",
+    "fs/nr_open",
+    "fs/protected_fifos",
+    "fs/protected_hardlinks",
+    "fs/protected_regular",
+    "fs/protected_symlinks",
+    "kernel/core_uses_pid",
     "kernel/panic",
     "kernel/panic_on_oops",
+    "kernel/pid_max",
+    "kernel/sysrq",
+    "vm/overcommit_memory",
 )
-"""Settings of the whole machine that we, or the kubelets in the nodes, change."""
+"""Settings of the whole machine: forwarding is changed by us, the others by systemd and kubelet in the nodes."""
 _PROC = Path("/proc/sys")
 
 
@@ -93,15 +103,14 @@ class HostNetwork:
         """Make what is missing; safe to call again, also after a reboot."""
         if not self.record.exists():
             routes = run(["ip", "-j", "-4", "route", "show", "table", "all"], timeout=10).stdout
-            before = {name: (_PROC / name).read_text().strip() for name in SYSCTLS}
             chosen = choose_range(routed_networks(routes))
-            write_atomically(self.record, json.dumps({"range": str(chosen), "before": before}, indent=1))
+            write_atomically(self.record, json.dumps({"range": str(chosen), "before": _settings()}, indent=1))
         if not Path("/sys/class/net", self.bridge).exists():
             run(["ip", "link", "add", self.bridge, "type", "bridge"], timeout=10)
         address = f"{self.bridge_network.network_address + 1}/{self.bridge_network.prefixlen}"
         run(["ip", "addr", "replace", address, "dev", self.bridge], timeout=10)
         run(["ip", "link", "set", self.bridge, "up"], timeout=10)
-        (_PROC / SYSCTLS[0]).write_text("1")
+        (_PROC / FORWARDING).write_text("1")
         for table, hook, rules in self._rules():
             _iptables(table, "-N", self.chain, check=False)
             _iptables(table, "-F", self.chain)
@@ -130,11 +139,8 @@ class HostNetwork:
         bridges = run(["ip", "-j", "-4", "addr", "show", "type", "bridge"], timeout=10).stdout
         for bridge in bridges_within(bridges, self.range):
             run(["ip", "link", "del", bridge], timeout=10)
-        for name, value in self._recorded()["before"].items():
-            if name == SYSCTLS[0] and value == "0" and another_docker:
-                say("another Docker runs here: IP forwarding stays on")
-            elif (_PROC / name).read_text().strip() != value:
-                (_PROC / name).write_text(value)
+        for name, value in to_restore(self._recorded()["before"], _settings(), another_docker=another_docker).items():
+            (_PROC / name).write_text(value)
         self.record.unlink()
 
     def _recorded(self) -> dict[str, dict[str, str]]:
@@ -142,6 +148,19 @@ class HostNetwork:
             raise ClusterError("the private Docker daemon's network is not up")
         recorded: dict[str, dict[str, str]] = json.loads(self.record.read_text())
         return recorded
+
+
+def to_restore(before: dict[str, str], now: dict[str, str], *, another_docker: bool) -> dict[str, str]:
+    """Settings to write back. Forwarding stays on when another Docker runs here by now: it would be cut off."""
+    changed = {name: value for name, value in before.items() if name in now and now[name] != value}
+    if another_docker and changed.get(FORWARDING) == "0":
+        say("another Docker runs here: IP forwarding stays on")
+        del changed[FORWARDING]
+    return changed
+
+
+def _settings() -> dict[str, str]:
+    return {name: (_PROC / name).read_text().strip() for name in SYSCTLS if (_PROC / name).exists()}
 
 
 def _iptables(table: str, *rule: str, check: bool = True) -> bool:

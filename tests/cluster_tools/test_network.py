@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.errors import ClusterError
-from e2e.cluster.host_network import CANDIDATES, HostNetwork, bridges_within, choose_range, routed_networks
+from e2e.cluster.host_network import CANDIDATES, HostNetwork, bridges_within, choose_range, routed_networks, to_restore
 
 
 def test_first_range_is_taken_on_an_empty_machine() -> None:
@@ -53,3 +53,25 @@ def test_only_bridges_of_our_range_are_taken_away() -> None:
     printed = json.dumps([{"ifname": name, "addr_info": [{"local": local}]} for name, local in addresses] + [{}])
     assert bridges_within(printed, IPv4Network("172.31.0.0/17")) == ["br-0123", "sglr0a1b2c"]
     assert bridges_within("", IPv4Network("172.31.0.0/17")) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "another_docker", "restored"),
+    [
+        ("0", "1", False, {"net/ipv4/ip_forward": "0"}),
+        ("0", "1", True, {}),
+        ("1", "1", False, {}),
+        ("1", "0", True, {"net/ipv4/ip_forward": "1"}),
+    ],
+)
+def test_forwarding_is_put_back_unless_another_docker_needs_it(
+    before: str, now: str, restored: dict[str, str], *, another_docker: bool
+) -> None:
+    name = "net/ipv4/ip_forward"
+    assert to_restore({name: before}, {name: now}, another_docker=another_docker) == restored
+
+
+def test_only_changed_settings_are_put_back() -> None:
+    before = {"kernel/panic": "1", "fs/file-max": "10", "gone/now": "3"}
+    now = {"kernel/panic": "10", "fs/file-max": "10"}
+    assert to_restore(before, now, another_docker=False) == {"kernel/panic": "1"}
