@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..api import names
@@ -30,12 +30,14 @@ class ForeignObject(Exception):
 
 @dataclass(frozen=True)
 class _Applied:
-    """Our last apply of a child: what, and how the object looked after it."""
+    """Our last apply of a child: what, and how the object looked after it. echoed: the cache has shown it since, so
+    that a child which the cache does not have is gone, not late."""
 
     hash: str
     drift: str
     version: int
     at: float
+    echoed: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,8 +78,11 @@ class Applier:
             return True
         namespace, kind, name = key
         entry = self._caches.children[kind].get((namespace, name))
+        if entry is None and applied.echoed:
+            return True
         if entry is None or entry.version < applied.version:
             return self._clock() - applied.at >= ECHO_SECONDS
+        self._applied[key] = replace(applied, echoed=True)
         return entry.value.applied_hash != digest or entry.value.drift != applied.drift
 
     async def apply(self, manifest: Mapping[str, Any], owner_uid: str) -> None:
@@ -106,9 +111,14 @@ class Applier:
         }
 
     def retry_after(self, wanted: set[ChildKey]) -> float | None:
-        """Seconds until the first refused one is tried again."""
-        waits = [self._failed[key].until - self._clock() for key in wanted if key in self._failed]
-        return max(0.0, min(waits)) if waits else None
+        """Seconds until the first that was refused, or that the cache has not shown, is due again."""
+        waits = [self._failed[key].until for key in wanted if key in self._failed]
+        waits += [
+            applied.at + ECHO_SECONDS
+            for key in wanted
+            if (applied := self._applied.get(key)) is not None and not applied.echoed
+        ]
+        return max(0.0, min(waits) - self._clock()) if waits else None
 
     def forget(self, wanted: set[ChildKey]) -> None:
         for key in wanted:

@@ -214,7 +214,7 @@ class KubeClient:
                     return answer
             except KubeError as error:
                 pause = error.retry_after or 0.1 * 2**attempt * random.uniform(0.5, 1.0)  # noqa: S311 jitter
-                again = isinstance(error, Unreachable) or error.status in RETRIED
+                again = isinstance(error, Unreachable) or (error.status in RETRIED and not isinstance(error, Refused))
                 if not (repeat and again) or attempt == ATTEMPTS or time.monotonic() + pause >= deadline:
                     raise
             await asyncio.sleep(pause)

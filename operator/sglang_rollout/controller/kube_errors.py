@@ -32,7 +32,7 @@ class Gone(KubeError):
 
 
 class Refused(KubeError):
-    """400, 403 or 422: the same call can never succeed."""
+    """400, 403 or 422, or an apply with a field that the kind does not have: the same call can never succeed."""
 
 
 _CLASSES: dict[int, type[KubeError]] = {
@@ -55,4 +55,8 @@ def error_of(call: str, status: int, body: bytes, retry_after: str | None = None
     except ValueError:
         pass  # not from the API server itself: a proxy's page; its beginning is the message
     seconds = float(retry_after) if retry_after and retry_after.isdigit() else None
-    return _CLASSES.get(status, KubeError)(f"{call}: {status} {reason}: {message}", status, reason, seconds)
+    # kube-apiserver answers 500 when a server-side apply names an unknown field, where other writes get 400.
+    unknown_field = status == 500 and "failed to create typed patch object" in message
+    return (Refused if unknown_field else _CLASSES.get(status, KubeError))(
+        f"{call}: {status} {reason}: {message}", status, reason, seconds
+    )

@@ -26,7 +26,7 @@ from .caches import Caches
 from .cluster_keys import ClusterKeys
 from .events import EventRecorder
 from .executor import ExecutionFailed, Executor, NotLeading
-from .external_router import ExternalRouters, MakeMembership, keeper_on
+from .external_router import ExternalRouters, keeper_on
 from .http_server import OperatorServer
 from .intake import Intake
 from .kube import KubeClient
@@ -64,9 +64,6 @@ class OperatorProcess:
         configuration: Configuration,
         *,
         planner: Planner = plan,
-        agents: Dialect[AgentReport] = AGENTS,
-        routers: Dialect[RouterReport] = ROUTERS,
-        membership: MakeMembership | None = None,
     ) -> None:
         self.settings = settings
         self.stop = asyncio.Event()
@@ -85,10 +82,10 @@ class OperatorProcess:
         # No proxy (trust_env): pods are reached directly or not at all.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
         context = LinkContext(self._session, tokens, self.lease, self.metrics.agent_call)
-        self._agents: LinkPool[AgentDesired, AgentReport] = LinkPool(agents, context, self.queue.add)
-        self._routers: LinkPool[RouterDesired, RouterReport] = LinkPool(routers, context, self.queue.add)
+        self._agents: LinkPool[AgentDesired, AgentReport] = LinkPool(AGENTS, context, self.queue.add)
+        self._routers: LinkPool[RouterDesired, RouterReport] = LinkPool(ROUTERS, context, self.queue.add)
         self._external = ExternalRouters(
-            membership or keeper_on(self._session), self.lease, Path(settings.credentials_dir), self.queue.add
+            keeper_on(self._session), self.lease, Path(settings.credentials_dir), self.queue.add
         )
         timing = SpecTiming(
             lambda what, seconds: self.metrics.spec_to_effect.labels(what).observe(seconds), time.monotonic
@@ -268,6 +265,7 @@ class OperatorProcess:
         if self._stopped:
             return
         self._stopped = True
+        self.stop.set()  # after a signal too: kopf would wait 5 s for its own task that waits for this
         self.queue.close()
         if not isinstance(self._failure, LeaseLost):
             await self._within(DRAIN_SECONDS, self.queue.drained(), "passes over fleets")
