@@ -40,6 +40,8 @@ class EngineRules:
     fails_to_load: int = 0  # next loads that stop half way
     unhealthy: bool = False  # a generating health check failed: /ready answers 503 without a pause
     wedged: bool = False
+    cached: bool = False  # there is a KV cache of the present weights
+    stale: bool = False  # there is one of earlier weights
     tokens: int = 0
     served: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -66,6 +68,7 @@ class EngineRules:
         if self.mixed:
             self.violations.append(f"a token of {sorted(self.held)}, labelled {self.version} of {self.path}")
         self.tokens += 1
+        self.cached = True
         self.served.append(self.version)
         return True
 
@@ -89,7 +92,10 @@ class EngineRules:
 
     def flush(self) -> bool:
         self.calls.append("flush")
-        return not (self.grammar_queue or (self.running and self.pause_mode != "retract"))
+        if self.grammar_queue or (self.running and self.pause_mode != "retract"):
+            return False
+        self.cached = self.stale = False
+        return True
 
     def begin_load(self, path: str) -> str | None:
         """Why not, with nothing changed; None when the load has begun and the weights are mixed."""
@@ -111,6 +117,7 @@ class EngineRules:
         if self.fails_to_load:
             self.fails_to_load -= 1
             return False
+        self.stale = self.stale or self.cached
         self.held = {path}
         self.path = path
         self.served_name = path

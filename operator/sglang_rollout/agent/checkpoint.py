@@ -77,12 +77,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 def compare(offered: Manifest, running: Manifest, folder: Path) -> None:
     """Raises CheckpointRefused if an engine that runs `running` must not load `offered`, which is in `folder`."""
-    for key in sorted(offered.architecture.keys() & running.architecture.keys()):
-        if offered.architecture[key] != running.architecture[key]:
-            raise CheckpointRefused(
-                f"{folder}/config.json has {key}: {json.dumps(offered.architecture[key])}, the running model "
-                f"{json.dumps(running.architecture[key])}"
-            )
     # With tied embeddings the output layer is an alias that a checkpoint may hold or not.
     tied = running.architecture.get("tie_word_embeddings") is True
     aliases = {"lm_head.weight"} if tied else set()
@@ -97,6 +91,12 @@ def compare(offered: Manifest, running: Manifest, folder: Path) -> None:
         raise CheckpointRefused(f"{folder} lacks {_some(absent)}, which the running model has")
     if unknown := sorted(offered.tensors.keys() - running.tensors.keys() - aliases):
         raise CheckpointRefused(f"{folder} holds {_some(unknown)}, which the running model does not have")
+    for key in sorted(offered.architecture.keys() & running.architecture.keys()):
+        if offered.architecture[key] != running.architecture[key]:
+            raise CheckpointRefused(
+                f"{folder}/config.json has {key}: {json.dumps(offered.architecture[key])}, the running model "
+                f"{json.dumps(running.architecture[key])}"
+            )
 
 
 def _files(folder: Path) -> dict[Path, set[str] | None]:

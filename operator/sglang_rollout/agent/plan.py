@@ -211,13 +211,13 @@ def _advance(situation: Situation) -> Action | None:
 
 def _execute(situation: Situation) -> Action:
     execution = situation.desired.execution
-    waits_until = situation.progress.retry_at if situation.live and situation.progress else None
+    retry_at = situation.progress.retry_at if situation.progress and situation.live else 0.0
     if execution.state is ExecutionState.PAUSED:
         if _weaker(situation.pause, execution.pause_mode):
             return Pause(execution.pause_mode)
     elif situation.pause is not None:
         return Continue()
-    return Nothing(until=waits_until)
+    return Nothing(until=retry_at if retry_at > situation.now else None)
 
 
 def _weaker(pause: PauseMode | None, wanted: PauseMode) -> bool:

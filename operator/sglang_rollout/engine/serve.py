@@ -1,10 +1,12 @@
-"""SGLang's own server with two things that it has no flags for: what it tells of its settings needs the admin key,
-and its served model name outlives weight updates."""
+"""SGLang's own server with three things that it has no flags for: what it tells of its settings needs the admin key,
+its WebSockets need a key at all, and its served model name outlives weight updates."""
 
 from __future__ import annotations
 
 import os
+import secrets
 import sys
+from collections.abc import Callable
 from typing import Any
 
 # Run by path, Python puts this folder first on the import path; nothing here may hide a module of SGLang's.
@@ -38,18 +40,41 @@ def pin(owner: type, name: str) -> None:
     setattr(owner, name, attribute)
 
 
+class KeyedWebSockets:
+    """ASGI middleware: refuses a WebSocket without the data key. SGLang's own asks for keys on HTTP requests only
+    (utils/auth.py). `data_key` is read when a connection comes, since the settings are parsed later than this."""
+
+    def __init__(self, app: Any, data_key: Callable[[], str | None]) -> None:
+        self._app = app
+        self._data_key = data_key
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "websocket" and not self._allowed(scope):
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        await self._app(scope, receive, send)
+
+    def _allowed(self, scope: Any) -> bool:
+        key = self._data_key()
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        return key is None or secrets.compare_digest(given, f"Bearer {key}".encode())
+
+
 def prepare() -> None:
-    """Sets both up before SGLang builds its server."""
+    """Sets all of it up before SGLang builds its server."""
     from sglang.srt.plugins import load_plugins
 
     load_plugins()  # as SGLang's own entry point does, before the modules below are imported
     from sglang.srt.entrypoints import http_server
     from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang.srt.runtime_context import get_serving
     from sglang.srt.utils.auth import AuthLevel, auth_level
 
     # Both print the API keys, admin key included, to whoever holds the data key, as every router does.
     for endpoint in (http_server.server_info, http_server.get_server_info):
         auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint)
+    http_server.app.add_middleware(KeyedWebSockets, data_key=lambda: get_serving().api_key)
     pin(TokenizerManager, "served_model_name")
 
 

@@ -1,0 +1,368 @@
+"""Any order of the operator under any schedule of faults: the agent or the engine killed before, within or after each
+call and each write, loads that break, caches that stay busy. What must never happen is checked at every step by
+EngineRules; in the end, with the faults over, the last order must hold."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from sglang_rollout.agent import plan
+from sglang_rollout.agent.actor import Actor
+from sglang_rollout.agent.checkpoint import CheckpointRefused
+from sglang_rollout.agent.memory import Memory, MemoryFile
+from sglang_rollout.agent.sglang import CacheBusy, EngineError, EngineUnreachable, ModelInfo
+from sglang_rollout.protocol.desired import AgentDesired, Execution, ExecutionState
+from sglang_rollout.protocol.launch import EngineRecord, LaunchOrder
+from sglang_rollout.protocol.report import EngineState, MoveReport
+from sglang_rollout.protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
+
+from . import checkpoints
+from .fake_engine import EngineRules
+
+
+class AgentKilled(BaseException):
+    """SIGKILL of the agent at this point."""
+
+
+@dataclass
+class Faults:
+    """What happens at the n-th point from now on: "agent" and "engine" are killed there, "refused" is one failed call,
+    "lost" a call whose answer never comes."""
+
+    at: dict[int, str] = field(default_factory=dict)
+    passed: int = 0
+
+    def next(self) -> str:
+        self.passed += 1
+        return self.at.pop(self.passed, "")
+
+
+class DirectEngine:
+    """The driver's interface straight onto the rules, with a point for faults before and after each effect."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def _point(self) -> None:
+        fault = self._world.faults.next()
+        if fault == "agent":
+            raise AgentKilled
+        if fault == "engine":
+            self._world.kill_engine()
+        if not self._world.rules.alive:
+            raise EngineUnreachable("connection refused")
+        if fault == "refused":
+            raise EngineError("told to fail")
+        if fault == "lost":
+            raise EngineUnreachable("no answer")
+
+    async def _before(self) -> EngineRules:
+        await self._point()
+        self._world.finish_load()
+        return self._world.rules
+
+    async def pause(self, mode: PauseMode) -> None:
+        rules = await self._before()
+        rules.pause("in_place" if mode is PauseMode.IN_PLACE else "retract")
+        if mode is PauseMode.ABORT:
+            rules.abort_all()
+        await self._point()
+
+    async def continue_generation(self) -> None:
+        rules = await self._before()
+        rules.resume()
+        await self._point()
+
+    async def flush_cache(self) -> None:
+        rules = await self._before()
+        flushed = rules.flush()
+        await self._point()
+        if not flushed:
+            raise CacheBusy("busy")
+
+    async def abort_all(self) -> None:
+        (await self._before()).abort_all()
+
+    async def fence(self) -> None:
+        await self._before()
+
+    async def load_from_disk(self, weights: WeightVersion, seconds: float) -> None:
+        rules = await self._before()
+        if why := rules.begin_load(weights.path):
+            raise EngineError(why)
+        self._world.loading = weights
+        await self._point()
+        if not self._world.finish_load():
+            raise EngineError("half of them")
+        await self._point()
+
+    async def model_info(self) -> ModelInfo:
+        rules = await self._before()
+        return ModelInfo(rules.version, rules.path)
+
+
+class FaultyMemory(MemoryFile):
+    def __init__(self, path: Path, faults: Faults) -> None:
+        super().__init__(path)
+        self._faults = faults
+
+    def write(self, memory: Memory) -> None:
+        if memory == self.memory:
+            return
+        if self._faults.next() == "agent":
+            raise AgentKilled
+        super().write(memory)
+        if self._faults.next() == "agent":
+            raise AgentKilled
+
+
+class Reference:
+    def __init__(self, refused: set[str]) -> None:
+        self._refused = refused
+
+    def check(self, record: EngineRecord, folder: Path) -> None:
+        if str(folder) in self._refused:
+            raise CheckpointRefused("told to be refused")
+
+
+class World:
+    """One engine, one agent, and their operator. It is the agent's EngineWatch as well."""
+
+    def __init__(self, folder: Path, boot: WeightVersion) -> None:
+        self.faults = Faults()
+        self.now = 0.0
+        self.starts = 0
+        self.boot = boot
+        self.refused: set[str] = set()
+        self.loading: WeightVersion | None = None
+        self.violations: list[str] = []
+        self.kept_before = False  # a move kept the cache: that it is stale was ordered
+        self.engine = DirectEngine(self)
+        self._file = folder / "memory.json"
+        self._facts = plan.EngineFacts()
+        self.rules: EngineRules
+        self.desired = AgentDesired(1, 1, boot, Execution())
+        self.start_engine()
+        self.actor = self.start_agent()
+
+    # --- the engine ---
+
+    def start_engine(self) -> None:
+        self.starts += 1
+        self.loading = None
+        self.rules = EngineRules(self.boot.path, self.boot.version)
+
+    def kill_engine(self) -> None:
+        self.violations += self.rules.violations
+        self.rules.violations = []
+        self.rules.alive = False
+        self.loading = None
+
+    def finish_load(self) -> bool:
+        """The scheduler goes on with a load whose caller is gone, before whatever is asked next."""
+        weights, self.loading = self.loading, None
+        return weights is None or self.rules.end_load(weights.path, weights.version)
+
+    # --- the agent's EngineWatch ---
+
+    @property
+    def start_id(self) -> str:
+        return f"s{self.starts}"
+
+    @property
+    def record(self) -> EngineRecord:
+        return EngineRecord(self.start_id, "", LaunchOrder(self.boot.path, self.boot.version), "d", "a")
+
+    def observe(self) -> plan.EngineFacts:
+        rules = self.rules
+        state = EngineState.SERVING if rules.alive else EngineState.ABSENT
+        held = WeightVersion(rules.version, rules.path) if rules.alive else WeightVersion("", "")
+        self._facts = plan.EngineFacts(self.start_id, state, held, rules.alive and rules.ready)
+        return self._facts
+
+    def assume(self, **read: Any) -> plan.EngineFacts:
+        self._facts = replace(self._facts, **read)
+        return self._facts
+
+    # --- the agent ---
+
+    def start_agent(self) -> Actor:
+        memory = FaultyMemory(self._file, self.faults)
+        self.actor = Actor(self, memory, Reference(self.refused), lambda: self.now, 0)  # type: ignore[arg-type]
+        return self.actor
+
+    async def order(self, desired: AgentDesired) -> None:
+        """As Control.accept: on disk before it is answered; an operator without an answer asks again."""
+        self.desired = desired
+        while True:
+            try:
+                self.actor.remember(desired=desired)
+                self.actor.save()
+                return
+            except AgentKilled:
+                self.start_agent()
+
+    async def settle(self, actions: int | None = None) -> MoveReport | None:
+        """The agent's loop, started again whenever it is killed; so is the engine. Until it has nothing to do, or for
+        so many actions."""
+        left = 300 if actions is None else actions
+        while left > 0:
+            if not self.rules.alive:
+                self.start_engine()
+            try:
+                situation = self.actor.situation(self.desired, self.observe())
+                action = plan.next_action(situation)
+                if isinstance(action, plan.Nothing):
+                    self.actor.save()
+                    if action.until is None:
+                        return self.at_rest()
+                    self.now = max(self.now + 0.01, action.until)
+                else:
+                    await self.actor.perform(action, situation)
+            except AgentKilled:
+                self.start_agent()
+            self.rules.token()
+            self.now += 0.01
+            left -= 1
+        assert actions is not None, f"never at rest: {self.rules.calls[-12:]}"
+        return None
+
+    def report(self) -> MoveReport | None:
+        return plan.move_report(self.actor.situation(self.desired, self.observe()))
+
+    def at_rest(self) -> MoveReport | None:
+        """Nothing is left to do: what the report says is so, and what was ordered has come about or is refused."""
+        rules, report, desired = self.rules, self.report(), self.desired
+        paused = rules.pause_mode is not None
+        if report is None:
+            assert paused == (desired.execution.state is ExecutionState.PAUSED)
+            return None
+        assert desired.move is not None
+        wanted = desired.move
+        if report.dirty:
+            assert paused
+            return report
+        assert not rules.mixed
+        if report.error or report.aborted or wanted.until in (Step.PREPARE, Step.CONTINUE):
+            assert paused == (desired.execution.state is ExecutionState.PAUSED)
+        if report.error or report.aborted:
+            return report
+        at_target = (rules.version, rules.path) == (wanted.weights.version, wanted.weights.path)
+        assert report.reached >= wanted.until or (wanted.until is Step.PAUSE and at_target)
+        if wanted.until >= Step.APPLY:
+            assert at_target
+            assert wanted.kv_cache is KVCache.KEEP or not rules.stale or self.kept_before
+        if Step.PAUSE <= wanted.until < Step.CONTINUE and report.reached is not Step.CONTINUE:
+            assert paused
+        return report
+
+
+ORDERS = st.one_of(
+    st.tuples(
+        st.just("move"),
+        st.sampled_from(["1", "2", "3", "bad"]),
+        st.sampled_from([step for step in Step if step]),
+        st.sampled_from([*PauseMode]),
+        st.sampled_from([*KVCache]),
+    ),
+    st.tuples(st.just("until"), st.sampled_from([step for step in Step if step])),
+    st.tuples(st.just("abort")),
+    st.tuples(st.just("execution"), st.sampled_from([*ExecutionState]), st.sampled_from([*PauseMode])),
+    st.tuples(st.just("busy"), st.integers(0, 2)),
+    st.tuples(st.just("breaks"), st.integers(0, 3)),
+    st.tuples(st.just("kill engine")),
+    st.tuples(st.just("kill agent")),
+)
+FAULTS = st.dictionaries(st.integers(1, 30), st.sampled_from(["agent", "engine", "refused", "lost"]), max_size=4)
+
+
+async def obey(
+    world: World, order: tuple[Any, ...], number: int, versions: dict[str, WeightVersion], actions: int | None
+) -> None:
+    desired = replace(world.desired, generation=number)
+    match order:
+        case ("move", label, until, mode, cache):
+            if (mode, cache) == (PauseMode.IN_PLACE, KVCache.FLUSH):
+                cache = KVCache.KEEP
+            world.kept_before |= cache is KVCache.KEEP
+            wanted = WeightMove(f"m{number}", versions[label], until, mode, cache, timeout_seconds=3.0)
+            await world.order(replace(desired, move=wanted))
+        case ("until", step) if desired.move is not None:
+            await world.order(replace(desired, move=replace(desired.move, until=max(step, desired.move.until))))
+        case ("abort",) if desired.move is not None:
+            await world.order(replace(desired, move=replace(desired.move, abort=True)))
+        case ("execution", state, mode):
+            await world.order(replace(desired, execution=Execution(state, mode)))
+        case ("busy", count):
+            world.rules.grammar_queue = count
+        case ("breaks", count):
+            world.rules.fails_to_load = count
+        case ("kill engine",):
+            world.kill_engine()
+        case ("kill agent",):
+            world.start_agent()
+    await world.settle(actions)
+
+
+Given = list[tuple[tuple[Any, ...], dict[int, str], int | None]]  # order, faults, actions until the next order
+
+
+async def scenario(orders: Given, versions: dict[str, WeightVersion]) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        world = World(Path(folder), versions["1"])
+        world.refused.add(versions["bad"].path)
+        for number, (order, faults, actions) in enumerate(orders, start=2):
+            world.faults.at, world.faults.passed = dict(faults), 0
+            await obey(world, order, number, versions, actions)
+        # The faults are over, and the operator restarts what says that it is dirty.
+        world.faults.at = {}
+        world.rules.grammar_queue = world.rules.fails_to_load = 0
+        report = await world.settle()
+        if report is not None and report.dirty:
+            world.kill_engine()
+        final = WeightMove("final", versions["2"], Step.CONTINUE)
+        await world.order(AgentDesired(1, 99, versions["1"], Execution(), move=final))
+        report = await world.settle()
+        assert report is not None
+        assert (report.reached, report.error, report.dirty) == (Step.CONTINUE, "", False)
+        assert world.rules.token()
+        assert world.rules.served[-1] == "2"
+        assert world.violations + world.rules.violations == []
+
+
+@pytest.fixture(scope="module")
+def offered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WeightVersion]:
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        label: WeightVersion(label, str(checkpoints.write(folder / f"v{label}"))) for label in ("1", "2", "3", "bad")
+    }
+
+
+PAUSED = ("execution", ExecutionState.PAUSED, PauseMode.ABORT)
+TO_2 = ("move", "2", Step.CONTINUE, PauseMode.RETRACT, KVCache.FLUSH)
+
+
+@pytest.mark.parametrize("fault", ["agent", "engine", "refused", "lost"])
+@pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])
+def test_one_fault_at_each_point_of_a_move(offered: dict[str, WeightVersion], fault: str, mode: PauseMode) -> None:
+    order = ("move", "2", Step.CONTINUE, mode, KVCache.KEEP if mode is PauseMode.IN_PLACE else KVCache.FLUSH)
+    for point in range(1, 28):
+        asyncio.run(scenario([(order, {point: fault}, None)], offered))
+        asyncio.run(scenario([(order, {point: fault}, point), (("abort",), {}, None)], offered))
+
+
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(orders=st.lists(st.tuples(ORDERS, FAULTS, st.one_of(st.none(), st.integers(0, 8))), max_size=8))
+@example(orders=[(("breaks", 3), {}, 0), (TO_2, {}, None), (("kill agent",), {}, None), (("abort",), {}, None)])
+@example(orders=[(("busy", 1), {}, 0), (TO_2, {3: "agent"}, None), (PAUSED, {}, None)])
+@example(orders=[(TO_2, {12: "agent"}, 4), (("move", "3", Step.PREPARE, PauseMode.RETRACT, KVCache.FLUSH), {}, None)])
+def test_any_orders_under_any_faults(offered: dict[str, WeightVersion], orders: Given) -> None:
+    asyncio.run(scenario(orders, offered))
