@@ -60,7 +60,6 @@ def _environment(name: str, requirements: tuple[str, ...]) -> Path:
                 "install",
                 "-q",
                 "--disable-pip-version-check",
-                *options,
                 *requirements,
             ]
             run(pip, timeout=INSTALL_SECONDS, log=log)

@@ -40,7 +40,6 @@ OWNED = (
     "jwt_audience",
     "jwt_jwks_uri",
     "jwt_role_mapping",
-    "tls_cert_path",
     "server_cert_path",
     "server_key_path",
     "disable_retries",
