@@ -70,7 +70,7 @@ EVERYTHING: Object = {
     "replicas": 3,
     "images": {"registry": "registry.example/team", "tag": "1.2", "pullSecrets": [{"name": "pull"}]},
     "trainerAccounts": ["system:serviceaccount:rl:trainer"],
-    "routerCredentials": [{"name": "edge", "secretName": "edge-router", "key": "token"}],
+    "routerCredentials": [{"namespace": "rl", "name": "edge", "secretName": "edge-router", "key": "token"}],
     "serviceAccount": {"annotations": {"example.org/role": "operator"}},
     "priorityClassName": "high",
     "nodeSelector": {"pool": "control"},

@@ -39,7 +39,8 @@ class ExternalRouter(ApiModel):
         default=None,
         max_length=253,
         pattern=r"^[A-Za-z0-9._-]+$",
-        description="Name of the credential file, mounted into the operator, that the router's worker API asks for.",
+        description="Name of the credential, mounted into the operator for this namespace, that the router's worker"
+        " API asks for.",
     )
 
 
