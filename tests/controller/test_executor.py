@@ -263,9 +263,10 @@ async def test_failures_are_joined_and_the_status_is_written_all_the_same(bench:
         return Unreachable(f"{name} down") if verb == "apply" and plural == "configmaps" else None
 
     bench.kube.fail = fail
-    plan = Plan(fleets.status("x"), (fleets.config_map("a"), fleets.config_map("b"), fleets.stateful_set()))
-    with pytest.raises(ExecutionFailed, match="a down; b down"):
-        await bench.execute(plan)
+    children = (fleets.config_map("a"), fleets.config_map("b"), fleets.stateful_set())
+    with pytest.raises(ExecutionFailed, match="a down; b down") as raised:
+        await bench.execute(Plan(fleets.status("x"), children, requeue_after=3.0))
+    assert raised.value.again == 3.0
     assert ("statefulsets", "ns", "fleet-e0") in bench.kube.objects
     assert bench.status()["observedGeneration"] == 1
 

@@ -40,7 +40,12 @@ class Overtaken(Exception):
 
 
 class ExecutionFailed(Exception):
-    """Calls that failed for no lasting reason, joined; trying again can help."""
+    """Calls that failed for no lasting reason, joined; trying again can help. again: as in Outcome; what the plan
+    waits for must not wait for a backoff."""
+
+    def __init__(self, message: str, again: float | None) -> None:
+        super().__init__(message)
+        self.again = again
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class Executor:
         for note in plan.events:
             self.events.record(rollout.object, note)
         if failures:
-            raise ExecutionFailed("; ".join(failures))
+            raise ExecutionFailed("; ".join(failures), again)
         return Outcome(again)
 
     def apply_errors(self, key: FleetKey) -> Mapping[tuple[str, str], str]:

@@ -195,20 +195,24 @@ class OperatorProcess:
             try:
                 outcome = await self._reconciler.reconcile(key)
                 self.queue.forget(key)
-                if outcome.again is not None:
-                    self.queue.add_after(key, max(outcome.again, SHORTEST_REQUEUE))
+                self._come_back(key, outcome.again)
                 result = "ok"
             except NotLeading as error:
                 result = "not_leading"  # which is final: this process is about to end
                 log.warning("%s/%s: %s", *key, error)
             except (ExecutionFailed, KubeError) as error:
                 log.warning("%s/%s: %s; again in %.2f s", *key, error, self.queue.add_failed(key))
+                self._come_back(key, error.again if isinstance(error, ExecutionFailed) else None)
             except Exception:
                 log.exception("%s/%s: the pass failed; again in %.2f s", *key, self.queue.add_failed(key))
             finally:
                 self.metrics.reconciles.labels(result).inc()
                 self.metrics.reconcile_seconds.observe(time.monotonic() - started)
                 self.queue.done(key)
+
+    def _come_back(self, key: FleetKey, again: float | None) -> None:
+        if again is not None:
+            self.queue.add_after(key, max(again, SHORTEST_REQUEUE))
 
     def _all(self) -> None:
         for key in self.rollouts.known():
