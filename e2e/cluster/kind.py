@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,10 +83,10 @@ class Kind:
             self._run("create", "cluster", *files, "--retain", "--wait=180s", timeout=600, log=log)
         except ClusterError as error:
             kept = log.with_suffix("")
-            try:
+            # Without a node there are no logs; the reason that counts is the first one.
+            with contextlib.suppress(ClusterError):
                 self._run("export", "logs", "--name", self.name, kept, timeout=120)
-            finally:
-                self.delete(kubeconfig)
+            self.delete(kubeconfig)
             raise ClusterError(f"{error}\nthe nodes' logs are in {kept}") from error
 
     def delete(self, kubeconfig: Path) -> None:
