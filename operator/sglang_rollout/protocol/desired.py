@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .memory import LaunchOptions, MemoryOrder
+from .operations import Operation
 from .weights import PauseMode, WeightMove, WeightVersion
 
 
@@ -42,6 +44,10 @@ class AgentDesired:
     restart_engine: kill the engine if its start id is this one; any other engine is left alone.
     drain: no new work is coming; finish or abort what runs.
     probe_seconds: the deadline of the generation probe; 0 turns the probe off.
+    launch: flags of an engine that starts from now on.
+    memory: what must be released from GPU memory; None: nothing new, it stays as it is.
+    operations: one-shot operations asked for; those that are no longer listed are forgotten.
+    hands_off: somebody else drives the engine: no route that changes it is called, only reports are made.
     """
 
     lease_term: int
@@ -53,3 +59,7 @@ class AgentDesired:
     restart_engine: str = ""
     drain: bool = False
     probe_seconds: float = 60.0
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    memory: MemoryOrder | None = None
+    operations: list[Operation] = field(default_factory=list)
+    hands_off: bool = False

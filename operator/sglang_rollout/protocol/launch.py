@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .memory import LaunchOptions
+
 
 @dataclass(frozen=True)
 class LaunchRequest:
@@ -15,11 +17,13 @@ class LaunchRequest:
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """What to start. rendezvous: host:port of rank 0 for a multi-node engine, else empty."""
+    """What to start. rendezvous: host:port of rank 0 for a multi-node engine, else empty. launch: on a device that
+    has no memory saver (CPU) its flags are left out: release does nothing there."""
 
     model_path: str
     weight_version: str
     rendezvous: str = ""
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from .memory import LaunchOptions, MemoryTag
+from .operations import OperationReport
 from .weights import Step
 
 
@@ -25,6 +27,10 @@ class EngineReport:
     data_key: what a router presents to this engine. The admin key never leaves the pod.
     paused: from /ready (503 while paused).
     failure: why the engine is not there, one sentence with the last log line that matters.
+    launch: the flags that it was started with.
+    released: kept by the agent for this start, since SGLang does not tell; also while a release is under way.
+    weights_void: an id of why the bytes are no weights of any version (released without a backup, reset), until a
+    move has put whole ones there; weight_version is empty meanwhile, whatever label the engine shows.
     """
 
     state: EngineState = EngineState.ABSENT
@@ -38,6 +44,9 @@ class EngineReport:
     failure: str = ""
     running_requests: int = 0
     queued_requests: int = 0
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    released: list[MemoryTag] = field(default_factory=list)
+    weights_void: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,7 @@ class AgentReport:
 
     generation, lease_term: of the desired state last accepted; 0 before the first.
     probe_failure: why the generation probe found the engine wedged; empty when it did not.
+    operations: of those asked for, and how they went.
     drained: asked to drain, and nothing runs any more.
     message: what the agent is doing or waiting for, for people.
     """
@@ -77,6 +87,7 @@ class AgentReport:
     move: MoveReport | None = None
     probe_failure: str = ""
     drained: bool = False
+    operations: list[OperationReport] = field(default_factory=list)
     message: str = ""
 
 
