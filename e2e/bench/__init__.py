@@ -1,0 +1,1 @@
+"""Benchmarks: how fast the operator brings a fleet to what its spec asks for, and what it costs."""

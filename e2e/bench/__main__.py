@@ -1,0 +1,56 @@
+"""python -m e2e.bench [controller | cluster]: measure, print a table, write it into docs/performance.md."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from e2e.bench import controller, document
+from e2e.bench.figures import Section
+from e2e.cluster.errors import ClusterError
+
+
+TABLE_WIDTH = 140
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m e2e.bench", description=__doc__)
+    commands = parser.add_subparsers(dest="what", required=True)
+    alone = commands.add_parser("controller", help="the operator alone, on a bare API server; minutes, no cluster")
+    size = controller.Size()
+    alone.add_argument("--agents", type=int, default=size.agents, help="engines of the wide fleet; 0: leave it out")
+    alone.add_argument("--patches", type=int, default=size.patches, help="pauses and continues of the wide fleet")
+    alone.add_argument("--commits", type=int, default=size.commits, help="weight moves of the wide fleet")
+    alone.add_argument("--resources", type=int, default=size.resources, help="small fleets; 0: leave them out")
+    alone.add_argument("--idle-seconds", type=float, default=size.idle_seconds)
+    alone.add_argument("--profile", type=Path, help="a folder for cProfile's figures of the operator")
+    for command in (alone,):
+        command.add_argument("--dry", action="store_true", help="leave docs/performance.md as it is")
+    options = parser.parse_args()
+    try:
+        section = _measure(options)
+    except ClusterError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    Console(width=TABLE_WIDTH).print(section.table())
+    if not options.dry:
+        document.put(section.name, section.markdown())
+        print(f"written to {document.DOCUMENT}")
+    return 0
+
+
+def _measure(options: argparse.Namespace) -> Section:
+    size = controller.Size(options.agents, options.patches, options.commits, options.resources, options.idle_seconds)
+    if options.profile is not None:
+        options.profile.mkdir(parents=True, exist_ok=True)
+    return asyncio.run(controller.measure(size, "make bench-controller", options.profile))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""The machine and the versions that figures belong to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def describe(versions: Mapping[str, str]) -> list[str]:
+    """Notes for a section: machine, versions, date, and what else the machine was doing."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0))
+    told = {"Linux": platform.release(), "Python": platform.python_version(), **versions}
+    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+    return [
+        f"machine: {cores} cores of {_cpu_model()}, {memory:.0f} GiB",
+        "versions: " + ", ".join(f"{name} {text}" for name, text in told.items()),
+        f"taken {datetime.now(UTC):%Y-%m-%d %H:%M} UTC at commit {_commit()}; "
+        f"load average before it began (1, 5, 15 min): {load}",
+    ]
+
+
+def library_versions(*names: str) -> dict[str, str]:
+    return {name: version(name) for name in names}
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    """The commit, with a mark when the checkout differs from it; "unknown" outside a git checkout."""
+    try:
+        words = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty", "--abbrev=10"]
+        return subprocess.run(words, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
