@@ -37,7 +37,7 @@ class Step:
 
     def command(self, text: str) -> None:
         """A command that does this step, for the reader to try."""
-        self.screen.console.print(f"    [cyan]$ {escape(text)}[/cyan]", highlight=False)
+        self.screen.console.print(f"    [cyan]$ {escape(text)}[/cyan]", highlight=False, soft_wrap=True)
 
     def show(self, text: str) -> None:
         """Lines that stay."""
@@ -56,17 +56,17 @@ class Screen:
     def step(self, title: str) -> Iterator[Step]:
         """A step of the demo; what it raises is shown as its failure and goes on."""
         step = Step(title, time.monotonic(), self)
-        self.console.print(f"[bold]{escape(title)}[/bold]", highlight=False)
+        self.console.print(f"[bold]{escape(title)}[/bold]", highlight=False, soft_wrap=True)
         try:
             with self._spinning(step):
                 yield step
         except BaseException:
-            self.console.print(f"  [red]✗ failed after {step.seconds:.1f} s[/red]", highlight=False)
+            self.console.print(f"  [red]✗ failed after {step.seconds:.1f} s[/red]", highlight=False, soft_wrap=True)
             raise
         seconds = step.seconds
         self.done.append((title, seconds))
         result = f"  {escape(step.result)}" if step.result else ""
-        self.console.print(f"  [green]✓ {seconds:.1f} s[/green]{result}", highlight=False)
+        self.console.print(f"  [green]✓ {seconds:.1f} s[/green]{result}", highlight=False, soft_wrap=True)
 
     @contextmanager
     def _spinning(self, step: Step) -> Iterator[None]:

@@ -6,6 +6,7 @@ Every step changes the resource by the kubectl command that it shows, and checks
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -163,7 +164,7 @@ class Story:
 
     async def patch(self, step: Step, spec: dict[str, Any]) -> None:
         """Patch spec with kubectl, as shown."""
-        text = yaml.safe_dump({"spec": spec}, default_flow_style=True, width=4096).strip()
+        text = json.dumps({"spec": spec})
         step.command(f"kubectl patch sgr {self.fleet.name} --type=merge -p '{text}'")
         await self.kubectl("patch", "sgr", self.fleet.name, "--type=merge", "-p", text)
 

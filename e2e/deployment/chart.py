@@ -18,7 +18,7 @@ from sglang_rollout.api import CRD_NAME
 CHART = Path(__file__).parents[2] / "charts" / "sglang-rollout"
 RELEASE = "sglang-rollout"
 NAMESPACE = "sglang-rollout-system"
-INSTALL_SECONDS = 240
+INSTALL_SECONDS = 150
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from e2e.cluster import Cluster
 NAME = "their-router"
 KEY = "a-key-that-only-tests-know"
 PORT = 30000
-CREDENTIAL = {"name": "their-router", "secretName": "their-router", "key": "key"}
+FLEETS = "e2e-external-router"
+"""The namespace of the fleets that may use the key."""
+CREDENTIAL = {"namespace": FLEETS, "name": "their-router", "secretName": "their-router", "key": "key"}
 """An entry of the chart's routerCredentials; spec.router.external.credential names it."""
 
 

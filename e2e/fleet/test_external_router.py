@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session"), py
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def fleet(connection: Connection, cluster: Cluster, namespace: str, where: Site) -> Fleet:
     """One engine, Ready behind that router."""
+    assert namespace == external_router.FLEETS
     await asyncio.to_thread(external_router.create_router, cluster, namespace, where.images["router"])
     fleet = Fleet(connection, namespace, "guest")
     url = f"http://{external_router.NAME}.{namespace}:{external_router.PORT}"
