@@ -141,6 +141,7 @@ class ProfileStatus(ApiModel):
 
     request_id: str = Field(max_length=128, description="Its requestID.")
     result: Literal["Running", "Completed", "Error"] | None = Field(default=None, description="How it went.")
+    started_at: Timestamp | None = Field(default=None, description="When it began.")
     completion_time: Timestamp | None = Field(default=None, description="When it ended.")
     message: Text = Field(default="", description="Where the profiles are, or what went wrong.")
 
@@ -154,6 +155,7 @@ class WeightCheckStatus(ApiModel):
         default=None, description="How it went."
     )
     weight_version: str = Field(default="", max_length=128, description="Label of the weights that were checked.")
+    started_at: Timestamp | None = Field(default=None, description="When it began.")
     completion_time: Timestamp | None = Field(default=None, description="When it ended.")
     mismatched_engines: tuple[Annotated[str, Field(max_length=253)], ...] = Field(
         default=(), max_length=1000, json_schema_extra=list_type("atomic"), description="Engines whose weights differ."

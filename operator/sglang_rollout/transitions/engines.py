@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..api import EngineStatus, names
+from ..protocol.memory import LaunchOptions, MemoryTag
 from ..protocol.report import AgentReport, EngineState, MoveReport
 from ..protocol.weights import Step
 from .observed import ChildView, Observed, PodView
@@ -66,6 +67,25 @@ class EngineView:
     @property
     def paused(self) -> bool:
         return bool(self.serving and self.leader and self.leader.engine.paused)
+
+    @property
+    def launch(self) -> LaunchOptions:
+        """Flags that its process was started with."""
+        return self.leader.engine.launch if self.leader else LaunchOptions()
+
+    @property
+    def released(self) -> tuple[MemoryTag, ...]:
+        return tuple(self.leader.engine.released) if self.leader else ()
+
+    @property
+    def void(self) -> str:
+        """Why it holds no weights at all; empty when it does."""
+        return self.leader.engine.weights_void if self.leader else ""
+
+    @property
+    def movable(self) -> bool:
+        """Whether other weights can be put into it now."""
+        return self.healthy and MemoryTag.WEIGHTS not in self.released
 
     @property
     def dirty(self) -> bool:

@@ -1,7 +1,8 @@
 """The whole plan of a fleet: from one observation to everything that is to be done next.
 
 The order of reasoning: which pods are an engine (groups), which pods are of the present spec (revisions), which
-weights each engine must have (weights), which engines the routers may have (routing), and what to say (summary).
+weights each engine must have (weights), what it keeps in GPU memory (memory) and is asked to do once (operations),
+which engines the routers may have (routing), and what to say (summary).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from ..protocol.desired import AgentDesired, Execution, ExecutionState
 from ..protocol.routing import RouterDesired, RouterReport
 from ..protocol.weights import PauseMode, WeightVersion
 from ..resources import UnusableSpec, engine_children, fleet_children
-from . import diagnosis, groups, revisions, routing, weights
+from . import diagnosis, groups, memory, operations, revisions, routing, weights
 from .engines import EngineView, view_engines
 from .groups import GroupState
+from .memory import MemoryPlan
 from .observed import Observed, PodView
+from .operations import OperationsPlan
 from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan
 from .revisions import Revision
 from .summary import FleetFacts, router_url, summarize
@@ -34,7 +37,10 @@ def plan(observed: Observed, now: datetime) -> Plan:
     revision = revisions.advance(
         engines, revisions.spec_hash(spec), spec.weights.update_strategy.max_unavailable, unregistered
     )
-    moved, desired, routable, in_step = _weights_and_routing(observed, engines, states, revision, now)
+    moved, ordered, desired, routable, in_step = _weights_and_routing(
+        observed, engines, states, revision, unregistered, now
+    )
+    residency = memory.advance(engines, spec, unregistered)
     manifests, spec_error = _manifests(observed, revision, moved.boot)
     facts = FleetFacts(
         engines=engines,
@@ -48,6 +54,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
         fleet_problems=(*diagnosis.children_problems(observed), *diagnosis.router_problems(observed.router_pods)),
         spec_error=spec_error,
         router_url=router_url(rollout),
+        lacking_flags=residency.lacking,
+        check=ordered.check,
+        profile=ordered.profile,
     )
     # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
     hearing = any(engine.unheard and engine.record.routable for engine in engines)
@@ -56,12 +65,12 @@ def plan(observed: Observed, now: datetime) -> Plan:
         status=summarize(rollout, facts, now),
         applies=manifests,
         deletes=(*_pod_deletes(states, revision), *_removals(engines, unregistered, observed)),
-        agents=_agents(observed, engines, states, moved, revision),
+        agents=_agents(observed, engines, states, revision, moved, residency, ordered),
         routers={} if hearing or external else {pod.uid: desired for pod in observed.router_pods if _reachable(pod)},
         external_router=desired if external and not hearing else None,
         decision=moved.decision,
-        events=(*moved.events, *_events(observed, states)),
-        requeue_after=_soonest([moved.wake, *(state.wake for state in states.values())]),
+        events=(*moved.events, *ordered.events, *_events(observed, states, residency)),
+        requeue_after=_soonest([moved.wake, ordered.wake, *(state.wake for state in states.values())]),
     )
 
 
@@ -70,32 +79,35 @@ def _weights_and_routing(
     engines: tuple[EngineView, ...],
     states: Mapping[int, GroupState],
     revision: Revision,
+    unregistered: frozenset[int],
     now: datetime,
-) -> tuple[WeightsPlan, RouterDesired, frozenset[int], bool]:
+) -> tuple[WeightsPlan, OperationsPlan, RouterDesired, frozenset[int], bool]:
     """The weights' next step and the routers' workers depend on each other: what is to be registered follows from
     the step, and some steps must wait until the routers have just that. So: the step that needs no router first, and
     the further one only when the routers are seen to have what it needs."""
     spec = observed.rollout.spec
     status = observed.rollout.status.weights
     generation = observed.rollout.metadata.generation
-    draining = revision.drain
+    releasing = {engine.index for engine in engines} if memory.wanted_released(spec) else set()
 
-    def with_routers(in_step: bool) -> tuple[WeightsPlan, frozenset[int], RouterDesired]:
+    def with_routers(in_step: bool) -> tuple[WeightsPlan, OperationsPlan, frozenset[int], RouterDesired]:
         step = weights.advance(engines, spec, status, generation, now, in_step)
+        ordered = operations.advance(observed.rollout, engines, step.status, unregistered, now)
+        leaving = revision.drain | releasing | ordered.resetting
         chosen = [
             engine
             for engine in engines
-            if routing.routable(engine, states[engine.index], step, spec.staleness.max_version_lag, draining)
+            if routing.routable(engine, states[engine.index], step, spec.staleness.max_version_lag, leaving)
         ]
         indexes = frozenset(engine.index for engine in chosen)
-        return step, indexes, routing.desired_workers(chosen, states)
+        return step, ordered, indexes, routing.desired_workers(chosen, states)
 
-    step, routable, desired = with_routers(False)
+    step, ordered, routable, desired = with_routers(False)
     in_step = _in_step(observed, desired)
     if in_step:
-        step, routable, desired = with_routers(True)
+        step, ordered, routable, desired = with_routers(True)
         in_step = _in_step(observed, desired)
-    return step, desired, routable, in_step
+    return step, ordered, desired, routable, in_step
 
 
 def _in_step(observed: Observed, desired: RouterDesired) -> bool:
@@ -174,8 +186,10 @@ def _agents(
     observed: Observed,
     engines: tuple[EngineView, ...],
     states: Mapping[int, GroupState],
-    moved: WeightsPlan,
     revision: Revision,
+    moved: WeightsPlan,
+    residency: MemoryPlan,
+    ordered: OperationsPlan,
 ) -> dict[str, AgentDesired]:
     spec = observed.rollout.spec
     execution = Execution(ExecutionState(spec.execution.state), PauseMode(spec.execution.pause_mode))
@@ -187,8 +201,12 @@ def _agents(
             execution=execution,
             group=states[engine.index].assignment,
             move=moved.moves.get(engine.index),
-            restart_engine=moved.restarts.get(engine.index, ""),
+            restart_engine=moved.restarts.get(engine.index) or residency.restarts.get(engine.index, ""),
             drain=not engine.wanted or engine.index in revision.drain,
+            launch=residency.launch,
+            memory=residency.orders.get(engine.index),
+            operations=ordered.asked.get(engine.index, []),
+            hands_off=spec.control == "External",
         )
         for engine in engines
         for pod in engine.pods.values()
@@ -227,8 +245,13 @@ def _problems(engines: tuple[EngineView, ...]) -> dict[int, str]:
     }
 
 
-def _events(observed: Observed, states: Mapping[int, GroupState]) -> tuple[EventNote, ...]:
-    notes = []
+def _events(observed: Observed, states: Mapping[int, GroupState], residency: MemoryPlan) -> tuple[EventNote, ...]:
+    notes = [
+        EventNote(
+            "Normal", "EngineRestarting", f"engine {index} starts again with the flags that releasing memory needs"
+        )
+        for index in sorted(residency.restarts)
+    ]
     records = {record.name: record for record in observed.rollout.status.engines}
     for index, state in sorted(states.items()):
         name = f"{observed.rollout.metadata.name}-e{index}"

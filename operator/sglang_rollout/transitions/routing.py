@@ -26,10 +26,13 @@ def routable(
     group: GroupState,
     plan: WeightsPlan,
     max_lag: int,
-    draining: Collection[int],
+    leaving: Collection[int],
 ) -> bool:
-    """Whether the routers must have this engine now."""
-    if not engine.wanted or engine.index in draining or engine.index in plan.restarts:
+    """Whether the routers must have this engine now. leaving: engines that are about to lose their pods, their
+    memory or their weights."""
+    if not engine.wanted or engine.index in leaving or engine.index in plan.restarts:
+        return False
+    if engine.released or engine.void:
         return False
     if not group.whole or not engine.healthy or not engine.leader or not engine.leader.engine.data_key:
         return False

@@ -18,12 +18,22 @@ from ..api import (
     with_condition,
 )
 from ..api.conditions import shorten, timestamp
-from ..api.status import ExecutionPhase, MemoryStatus, RestartStatus, RouterStatus
+from ..api.memory import Residency
+from ..api.status import (
+    ExecutionPhase,
+    MemoryStatus,
+    ProfileStatus,
+    RestartStatus,
+    RouterStatus,
+    WeightCheckStatus,
+)
 from ..api.support import REASON as NOT_IMPLEMENTED
 from ..api.support import unsupported_message
+from ..protocol.memory import MemoryTag
 from ..protocol.pod import AGENT_PORT, ENGINE_PORT, ROUTER_PORT
 from .engines import EngineView
 from .groups import GroupState
+from .memory import wanted_released
 from .routing import version_lag
 
 
@@ -43,6 +53,9 @@ class FleetFacts:
     fleet_problems: tuple[str, ...] = ()
     spec_error: str = ""
     router_url: str = ""
+    lacking_flags: frozenset[int] = frozenset()
+    check: WeightCheckStatus | None = None
+    profile: ProfileStatus | None = None
 
 
 def summarize(rollout: SGLangRollout, facts: FleetFacts, now: datetime) -> Status:
@@ -56,13 +69,13 @@ def summarize(rollout: SGLangRollout, facts: FleetFacts, now: datetime) -> Statu
         routable_replicas=len(facts.registered),
         selector=names.rank0_selector(rollout.metadata.name),
         execution_state=execution_phase(wanted, spec.execution.state, facts.weights),
-        memory=MemoryStatus(weights="Resident", kv_cache="Resident", cuda_graph="Resident"),
+        memory=_memory_status(wanted),
         weights=facts.weights,
         engines=tuple(_engine_status(engine, facts) for engine in facts.engines),
         router=RouterStatus(url=facts.router_url, registered=len(facts.registered)),
         last_restart=_last_restart(rollout, facts, now),
-        last_profile=rollout.status.last_profile,
-        last_weight_check=rollout.status.last_weight_check,
+        last_profile=facts.profile,
+        last_weight_check=facts.check,
         conditions=_conditions(rollout, facts, now),
     )
 
@@ -97,6 +110,7 @@ def _engine_status(engine: EngineView, facts: FleetFacts) -> EngineStatus:
         ready=engine.ready,
         routable=engine.index in facts.routable,
         paused=engine.paused,
+        released=tuple(tag.value for tag in engine.released),
         weight_version=engine.version,
         restarts=group.restarts,
         restarted_at=group.restarted_at,
@@ -115,6 +129,10 @@ def _engine_message(engine: EngineView, group: GroupState, facts: FleetFacts) ->
         return "waiting for pods of the present spec"
     if group.message:
         return group.message
+    if engine.released:
+        return f"released {', '.join(engine.released)}"
+    if engine.void:
+        return f"holds no weights ({engine.void}) until it has loaded version {facts.weights.version}"
     if engine.dirty:
         return "a weight move failed half way: nothing is served by it before it has whole weights again"
     for report in engine.reports.values():
@@ -124,6 +142,20 @@ def _engine_message(engine: EngineView, group: GroupState, facts: FleetFacts) ->
         return f"at version {engine.version}, moving to {facts.weights.version}"
     said = [report.message for report in engine.reports.values() if report.message]
     return said[0] if said else "starting"
+
+
+def _memory_status(wanted: Collection[EngineView]) -> MemoryStatus:
+    """Released only when it is on every engine that is up."""
+    up = [engine for engine in wanted if engine.serving]
+
+    def residency(tag: MemoryTag) -> Residency:
+        return "Released" if up and all(tag in engine.released for engine in up) else "Resident"
+
+    return MemoryStatus(
+        weights=residency(MemoryTag.WEIGHTS),
+        kv_cache=residency(MemoryTag.KV_CACHE),
+        cuda_graph=residency(MemoryTag.CUDA_GRAPH),
+    )
 
 
 def _last_restart(rollout: SGLangRollout, facts: FleetFacts, now: datetime) -> RestartStatus | None:
@@ -178,6 +210,8 @@ def _ready(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
     progressing, reason, message = _progressing(rollout, facts)
     if progressing:
         return False, reason, message
+    if released := wanted_released(rollout.spec):
+        return True, "MemoryReleased", f"all engines have released {', '.join(released)}, as asked"
     if rollout.spec.execution.state == "Paused":
         return True, "Paused", f"all {rollout.spec.replicas} engines are paused, as asked; requests wait"
     return True, "AllRoutable", f"all {rollout.spec.replicas} engines serve version {facts.weights.version}"
@@ -204,7 +238,15 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
     if facts.outdated:
         listed = ", ".join(engine.name for engine in wanted if engine.index in facts.outdated)
         return True, "ReplacingPods", f"pods of an older spec are replaced in turn: {listed}"
-    missing = [engine for engine in wanted if engine.index not in facts.registered]
+    if facts.lacking_flags:
+        listed = ", ".join(engine.name for engine in wanted if engine.index in facts.lacking_flags)
+        return True, "RestartingForMemoryRelease", f"releasing memory needs launch flags: {listed} start again in turn"
+    released = wanted_released(spec)
+    other = [engine for engine in wanted if set(engine.released) != set(released) or not engine.serving]
+    if released and other:
+        text = f"{len(wanted) - len(other)} of {len(wanted)} engines have released {', '.join(released)}"
+        return True, "ReleasingMemory", text
+    missing = [] if released else [engine for engine in wanted if engine.index not in facts.registered]
     if missing:
         message = f"{len(wanted) - len(missing)} of {spec.replicas} engines are in the router; "
         first = missing[0]
@@ -255,7 +297,7 @@ def _paused(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
 
 def _weights_consistent(facts: FleetFacts) -> Verdict:
     serving = [engine for engine in facts.engines if engine.wanted and engine.serving]
-    other = sorted({engine.version for engine in serving} - {facts.weights.version})
+    other = sorted({engine.version for engine in serving if engine.version} - {facts.weights.version})
     if other:
         return False, "MixedVersions", f"some engines are at {', '.join(other)}, not at {facts.weights.version}"
     if facts.weights.version != facts.weights.target_version:

@@ -61,6 +61,8 @@ def advance(
     if not weights.history:
         boot = boot_version(spec)
         weights = weights.with_committed(boot.version, boot.path, now)
+    if spec.control == "External":
+        return _follow(engines, weights, now)
     committed = committed_version(weights)
     target = target_version(spec) or committed
     weights = weights.model_copy(update={"version": committed.version, "target_version": target.version})
@@ -77,6 +79,18 @@ def advance(
         fresh = fresh.with_committed(target.version, target.path, now).model_copy(update={"version": target.version})
         return _settle(members, spec, fresh, "Idle", now)
     return _prepare(members, spec, weights, target, generation, now)
+
+
+def _follow(engines: Collection[EngineView], weights: WeightsStatus, now: datetime) -> WeightsPlan:
+    """Somebody else moves the weights: the newest version read back from an engine is the target. An engine that
+    starts again loads the newest version whose checkpoint is known, and is not routable until it was moved on."""
+    for engine in engines:
+        if engine.wanted and engine.version and weights.lag(engine.version) is None:
+            weights = weights.with_committed(engine.version, "", now)
+    newest = weights.history[-1].version
+    known = next(entry for entry in reversed(weights.history) if entry.path)
+    status = weights.model_copy(update={"version": newest, "target_version": newest, "phase": "Idle"})
+    return WeightsPlan(status=status, boot=WeightVersion(known.version, known.path))
 
 
 # --- before the decision ---------------------------------------------------------------------------------------
@@ -208,7 +222,8 @@ def _settle(
     moves: dict[int, WeightMove] = {}
     for engine in members:
         move = engine.leader.move if engine.leader else None
-        if engine.healthy and engine.version and engine.version != committed.version:
+        behind = engine.version != committed.version and (engine.version or engine.void)
+        if engine.movable and behind:
             moves[engine.index] = _catch_up(spec, engine, committed)
         elif move is not None and move.reached in (Step.NONE, Step.PREPARE) and busy is None and not move.aborted:
             moves[engine.index] = replace(_given_up(spec, weights, move.id), abort=True)
@@ -223,8 +238,9 @@ def _settle(
 
 
 def _catch_up(spec: Spec, engine: EngineView, committed: WeightVersion) -> WeightMove:
+    lost = f":{engine.void}" if engine.void else ""
     return WeightMove(
-        id=f"catch-up:{engine.start_id}:{committed.version}",
+        id=f"catch-up:{engine.start_id}:{committed.version}{lost}",
         weights=committed,
         until=Step.CONTINUE,
         pause_mode=PauseMode(spec.weights.pause_mode),
@@ -285,7 +301,8 @@ class _Commit:
 
     def _takes_part(self, engine: EngineView) -> bool:
         return (
-            engine.healthy
+            engine.movable
+            and not engine.void
             and engine.progress(self.transaction.id) >= Step.PREPARE
             and not engine.move_error(self.transaction.id)
         )
@@ -321,7 +338,7 @@ class _Commit:
     def _waves(self) -> WeightsPlan:
         """The version is committed. AllAtOnce: all continue. Rolling: as many at once as may be away."""
         rolling = self.spec.weights.update_strategy.type == "Rolling"
-        behind = [engine for engine in self.members if engine.healthy and not self._has_moved(engine)]
+        behind = [engine for engine in self.members if engine.movable and not self._has_moved(engine)]
         away = sum(1 for engine in self.members if not engine.healthy)
         begun = [engine for engine in behind if engine.progress(self.transaction.id) >= Step.PAUSE]
         waiting = [engine for engine in behind if engine not in begun]
@@ -359,7 +376,7 @@ class _Commit:
     def _by_restart(self) -> WeightsPlan:
         """SGLang's pipeline loop ignores pause, so its weights move by new engine processes."""
         moved = self._committed()
-        behind = [e for e in self.members if e.healthy and e.version != self.target.version]
+        behind = [e for e in self.members if e.movable and e.version != self.target.version]
         rolling = self.spec.weights.update_strategy.type == "Rolling"
         away = sum(1 for engine in self.members if not engine.healthy)
         slots = max(self.spec.weights.update_strategy.max_unavailable - away, 0) if rolling else len(behind)

@@ -1,0 +1,71 @@
+"""What the engines keep in GPU memory: released only when no router has them, and only by processes that can.
+
+Releasing needs flags that an engine process gets at its start. A spec that asks for it on engines started without
+them restarts those first, as many at once as may be away; flags once given stay, so that going back and forth costs
+one restart and not one each time. Weights that were released without a backup are gone: such an engine is not
+routable until it has loaded the committed version again (weights, a catch-up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from ..api import Spec
+from ..protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
+from .engines import EngineView
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """launch: flags for engines that start from now on. orders: by engine index. restarts: start ids of engines that
+    lack flags and whose turn it is. lacking: all that lack them."""
+
+    launch: LaunchOptions
+    orders: dict[int, MemoryOrder] = field(default_factory=dict)
+    restarts: dict[int, str] = field(default_factory=dict)
+    lacking: frozenset[int] = frozenset()
+
+
+def wanted_released(spec: Spec) -> list[MemoryTag]:
+    """The tags that spec wants released."""
+    memory = spec.memory
+    by_tag = {
+        MemoryTag.WEIGHTS: memory.weights,
+        MemoryTag.KV_CACHE: memory.kv_cache,
+        MemoryTag.CUDA_GRAPH: memory.cuda_graph,
+    }
+    return [tag for tag, residency in by_tag.items() if residency == "Released"]
+
+
+def advance(engines: Collection[EngineView], spec: Spec, unregistered: frozenset[int]) -> MemoryPlan:
+    """The next step. unregistered: engines that no router has."""
+    if spec.control == "External":
+        return MemoryPlan(LaunchOptions())
+    wanted = wanted_released(spec)
+    members = [engine for engine in engines if engine.wanted and engine.serving]
+    needed = LaunchOptions(
+        memory_saver=bool(wanted) or spec.memory.weights_backup == "HostMemory",
+        weights_backup=spec.memory.weights_backup == "HostMemory",
+    )
+    lacking = [engine for engine in members if not engine.launch.covers(needed)]
+    away = sum(1 for engine in engines if engine.wanted and not engine.healthy)
+    turns = max(spec.weights.update_strategy.max_unavailable - away, 0)
+    orders = {
+        engine.index: MemoryOrder(released=wanted)
+        for engine in members
+        if engine not in lacking and (not wanted or engine.index in unregistered)
+    }
+    return MemoryPlan(
+        launch=_with_kept_flags(needed, members),
+        orders=orders,
+        restarts={engine.index: engine.start_id for engine in lacking[:turns]},
+        lacking=frozenset(engine.index for engine in lacking),
+    )
+
+
+def _with_kept_flags(needed: LaunchOptions, members: Collection[EngineView]) -> LaunchOptions:
+    return LaunchOptions(
+        memory_saver=needed.memory_saver or any(engine.launch.memory_saver for engine in members),
+        weights_backup=needed.weights_backup or any(engine.launch.weights_backup for engine in members),
+    )
