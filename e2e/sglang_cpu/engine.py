@@ -30,6 +30,7 @@ CPU_ARGUMENTS = (
     "--cuda-graph-backend-decode", "disabled",
     "--cuda-graph-backend-prefill", "disabled",
     "--random-seed", "1",
+    "--sleep-on-idle",  # an idle scheduler would hold a core
 )  # fmt: skip
 """What SGLang needs on CPU, and what keeps it small; the same words stand in the examples' spec.engine.args."""
 
