@@ -80,15 +80,16 @@ def defaults(drain_seconds: int | None) -> list[str]:
 
 
 def owned(control_key: str, port: int, metrics_port: int) -> list[str]:
-    """Flags after the user's. /health is cheap at the engines and says nothing of a pause."""
+    """Flags after the user's. /health is cheap at the engines and says nothing of a pause, so it may be asked often:
+    a dead engine gets no requests after a second."""
     everywhere = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"  # noqa: S104 - metrics hold no secret
     return [
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--prometheus-host", everywhere, "--prometheus-port", str(metrics_port)),
         *("--control-plane-api-keys", f"sidecar:sidecar:admin:{control_key}"),
-        *("--health-check-endpoint", "/health", "--health-check-interval-secs", "5"),
+        *("--health-check-endpoint", "/health", "--health-check-interval-secs", "1"),
         *("--health-check-timeout-secs", "5"),
-        *("--health-failure-threshold", "3", "--health-success-threshold", "1"),
+        *("--health-failure-threshold", "2", "--health-success-threshold", "1"),
         *("--disable-retries", "--disable-circuit-breaker", "--no-remove-unhealthy-workers"),
         *("--request-timeout-secs", str(HOLD_SECONDS)),
     ]

@@ -72,8 +72,8 @@ class MembershipKeeper:
         )
 
     async def step(self, desired: RouterDesired | None) -> RouterReport:
-        """One attempt. Without a desired set the router is only looked at. Nothing is raised: what failed is in
-        the report's message and is tried again with the next step."""
+        """One attempt. Without a desired set the router is only looked at. What failed is in the report's message
+        and is tried again with the next step; only what the API's `credential` raises is raised."""
         try:
             listed = await self._api.list()
         except RouterUnreachable as error:

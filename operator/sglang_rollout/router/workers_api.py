@@ -36,7 +36,8 @@ class RouterRefused(Exception):
 
 
 class WorkersApi:
-    """One router. credential: read on every call, so that a rotated one counts; empty: none is sent."""
+    """One router. credential: read on every call, so that a rotated one counts; empty: none
+    is sent; what it raises comes through."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, credential: Callable[[], str], fleet: str) -> None:
         self._session = session
