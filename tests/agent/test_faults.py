@@ -253,9 +253,10 @@ class World:
         assert not rules.mixed
         if report.error or report.aborted or wanted.until in (Step.PREPARE, Step.CONTINUE):
             assert paused == (desired.execution.state is ExecutionState.PAUSED)
-        if report.error or report.aborted:
-            return report
         at_target = (rules.version, rules.path) == (wanted.weights.version, wanted.weights.path)
+        if report.error or report.aborted:
+            assert not at_target
+            return report
         assert report.reached >= wanted.until or (wanted.until is Step.PAUSE and at_target)
         if wanted.until >= Step.APPLY:
             assert at_target
@@ -356,7 +357,8 @@ def test_one_fault_at_each_point_of_a_move(offered: dict[str, WeightVersion], fa
     order = ("move", "2", Step.CONTINUE, mode, KVCache.KEEP if mode is PauseMode.IN_PLACE else KVCache.FLUSH)
     for point in range(1, 28):
         asyncio.run(scenario([(order, {point: fault}, None)], offered))
-        asyncio.run(scenario([(order, {point: fault}, point), (("abort",), {}, None)], offered))
+        broken = [(("breaks", 1), {}, 0), (order, {point: fault}, 4), (("abort",), {}, None)]
+        asyncio.run(scenario(broken, offered))
 
 
 @settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
