@@ -237,16 +237,22 @@ async def test_a_decision_never_overwrites_a_newer_resource(server: ApiServer) -
             server.kubectl("patch", "sgr", "race", "-n", "ns", "--type=merge", "-p", '{"spec":{"replicas":3}}')
         return Plan(made.status, decision=True, events=(EventNote("Normal", "Decided", f"for {seen[-1]}"),))
 
-    async with operator(server, new_lease(), decide) as running, fleet(server, "race") as race:
+    async with operator(server, new_lease(), decide), fleet(server, "race") as race:
         await race.create(replicas=1)
         await settled(race)
         await race.patch(replicas=2)
         await settled(race, 3)
         assert seen[-1] == 3
-        await asyncio.wait_for(running.process.events.flush(), 5)
-        notes = {event["note"] for event in (await race.kube.list(EVENT, "ns"))[0] if event["reason"] == "Decided"}
-        assert "for 3" in notes
-        assert "for 2" not in notes, "an event told of a decision that was never written"
+
+        async def notes() -> set[str]:
+            found, _ = await race.kube.list(EVENT, "ns")
+            return {event["note"] for event in found if event["reason"] == "Decided"}
+
+        async def decided() -> bool:
+            return "for 3" in await notes()
+
+        await until(decided)
+        assert "for 2" not in await notes(), "an event told of a decision that was never written"
 
 
 async def test_a_deleted_resource_is_forgotten(server: ApiServer) -> None:
