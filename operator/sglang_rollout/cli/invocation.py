@@ -107,7 +107,7 @@ def verb(function: Verb) -> Verb:
         **rest: Any,
     ) -> None:
         surroundings: Surroundings = ctx.obj
-        name = ctx.command_path.split(" ", 1)[-1]
+        name = _verb_name(ctx)
         try:
             cluster = surroundings.connect(kubeconfig, context, namespace)
             function(Invocation(name, output == "json", cluster, surroundings.now), **rest)
@@ -136,3 +136,12 @@ def wait_options(default: str) -> Callable[[Verb], Verb]:
         return click.option("--wait/--no-wait", default=True, help="Wait until it is done (default).")(timed)
 
     return add
+
+
+def _verb_name(ctx: click.Context) -> str:
+    """`weights set`: the words after the program's own."""
+    words: list[str] = []
+    while ctx.parent is not None:
+        words.insert(0, ctx.info_name or "")
+        ctx = ctx.parent
+    return " ".join(words)

@@ -24,8 +24,9 @@ _RIGHTS = "top needs the right to get pods/proxy, or to create pods/portforward,
 class MetricsReader:
     """For many pods from many threads. The proxy is not tried again once it failed where a port-forward did not."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, port: int = ENGINE_PORT) -> None:
         self._cluster = cluster
+        self._port = port
         self._proxy_works = True
         self._websockets = threading.Lock()
 
@@ -34,7 +35,7 @@ class MetricsReader:
         proxy_failure: Failure | None = None
         if self._proxy_works:
             try:
-                path = self._cluster.pod_path(f"{pod}:{ENGINE_PORT}", "proxy/metrics")
+                path = self._cluster.pod_path(f"{pod}:{self._port}", "proxy/metrics")
                 return self._cluster.connection.text(path, PROXY_SECONDS)
             except NotFound:
                 raise
@@ -58,13 +59,13 @@ class MetricsReader:
             api = CoreV1Api(ApiClient(connection.client.configuration))
             try:
                 forward: Any = portforward(
-                    api.connect_get_namespaced_pod_portforward, pod, connection.namespace, ports=ENGINE_PORT
+                    api.connect_get_namespaced_pod_portforward, pod, connection.namespace, ports=self._port
                 )
             except ApiException as error:
                 raise _forward_failure(pod, error) from error
         try:
-            http_connection = http.client.HTTPConnection("localhost", ENGINE_PORT, timeout=FORWARD_SECONDS)
-            http_connection.sock = forward.socket(ENGINE_PORT)
+            http_connection = http.client.HTTPConnection("localhost", self._port, timeout=FORWARD_SECONDS)
+            http_connection.sock = forward.socket(self._port)
             http_connection.sock.settimeout(FORWARD_SECONDS)
             http_connection.request("GET", "/metrics")
             answer = http_connection.getresponse()
@@ -73,7 +74,7 @@ class MetricsReader:
                 raise Unreachable(f"{pod}: /metrics answered {answer.status}: {body[:200]}")
             return body
         except (OSError, http.client.HTTPException) as error:
-            told = forward.error(ENGINE_PORT) or f"{type(error).__name__}: {error}"
+            told = forward.error(self._port) or f"{type(error).__name__}: {error}"
             raise Unreachable(f"{pod}: the engine cannot be reached: {told}") from error
         finally:
             forward.close()

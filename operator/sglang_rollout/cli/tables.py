@@ -59,7 +59,7 @@ def fleet_view(one: FleetReport, now: datetime, *, all_engines: bool = False) ->
     """The whole fleet: its state, what it is at, conditions, engines, what was asked for last."""
     parts: list[RenderableType] = [_headline(one, now), _facts(one), Text()]
     if one.status.conditions:
-        parts += [_conditions(one.status.conditions, one.generation, now), Text()]
+        parts += [_conditions(one.status.conditions, one.generation, one.message, now), Text()]
     parts += _engines(one.status.engines, all_engines)
     operations = list(_operations(one, now))
     if operations:
@@ -143,14 +143,14 @@ def _facts(one: FleetReport) -> RenderableType:
     return table
 
 
-def _conditions(conditions: Iterable[Condition], generation: int, now: datetime) -> RenderableType:
+def _conditions(conditions: Iterable[Condition], generation: int, headline: str, now: datetime) -> RenderableType:
     table = plain_table("CONDITION", "STATUS", "SINCE", "REASON", "MESSAGE", right=("SINCE",))
     for one in conditions:
         old = one.observed_generation < generation
         good = (one.status == "True") != (one.type in _BAD_WHEN_TRUE)
         style = "dim" if old or one.type in _NEUTRAL else "green" if good else "red"
-        # A condition that holds has little to say: its reason tells it.
-        message = "" if good and one.type not in _NEUTRAL else one.message
+        # A condition that is well has little to say, and the headline is not said twice.
+        message = "" if (good and one.type not in _NEUTRAL) or one.message in headline else one.message
         table.add_row(
             Text(one.type),
             Text(f"{one.status}{' (old)' if old else ''}", style=style),

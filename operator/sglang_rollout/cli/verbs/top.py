@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import click
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -100,15 +100,15 @@ def measure(
 
 def loads_table(report: TopReport) -> RenderableType:
     numbers = ("RUNNING", "QUEUED", "TOKENS/S")
-    table = plain_table("ENGINE", "STATE", "VERSION", *numbers, "KV CACHE", "HITS", "", right=(*numbers, "HITS"))
+    table = plain_table("ENGINE", "STATE", "VERSION", *numbers, "KV CACHE", "HITS", right=(*numbers, "HITS"))
     for row in report.engines:
         load = row.load or EngineLoad()
-        first_line = row.message.partition("\n")[0]
-        table.add_row(Text(row.name), row.state, Text(row.weight_version), *_cells(load), Text(first_line, "red"))
+        table.add_row(Text(row.name), row.state, Text(row.weight_version), *_cells(load))
     if len(report.engines) > 1:
-        table.add_section()
-        table.add_row(Text("all", "bold"), "", "", *_cells(report.total), "")
-    return table
+        table.add_row(Text("all", "bold"), "", "", *_cells(report.total))
+    # One sentence for all engines that fail alike.
+    messages = dict.fromkeys(row.message for row in report.engines if row.message)
+    return Group(table, *(Text(message, "red") for message in messages))
 
 
 def _cells(load: EngineLoad) -> list[RenderableType]:
