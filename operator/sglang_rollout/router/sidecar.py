@@ -29,7 +29,7 @@ from .settings import CONTROL_KEY, DESIRED, LEASE_TERM, SidecarSettings
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5  # how often the router's workers are looked at
-FIRST_LOOK_SECONDS = 0.05  # after a change; doubled with each look that still finds the router out of step
+FIRST_LOOK_SECONDS = 0.05  # once it is out of step; doubled with each look that finds it so still
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
 
@@ -73,15 +73,17 @@ class Sidecar:
 
     async def run(self) -> None:
         """Until cancelled."""
-        pause = FIRST_LOOK_SECONDS
+        retry = FIRST_LOOK_SECONDS
         while True:
             self._changed.clear()
-            in_step = await self._look()
-            pause = LOOK_SECONDS if in_step else min(2 * pause, LOOK_SECONDS)
+            if await self._look():
+                pause, retry = LOOK_SECONDS, FIRST_LOOK_SECONDS
+            else:
+                pause, retry = retry, min(2 * retry, LOOK_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._changed.wait()
-                pause = FIRST_LOOK_SECONDS
+                retry = FIRST_LOOK_SECONDS
 
     async def _look(self) -> bool:
         desired = self._desired
