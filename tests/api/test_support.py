@@ -11,18 +11,11 @@ from tests.api.objects import Object, rollout
 DISK = {"type": "Disk", "disk": {"path": "/models/2"}}
 
 USES: list[tuple[str, Object]] = [
-    ("spec.memory.weights", {"memory": {"weights": "Released"}}),
-    ("spec.memory.kvCache", {"memory": {"kvCache": "Released"}}),
-    ("spec.memory.cudaGraph", {"memory": {"cudaGraph": "Released"}}),
-    ("spec.memory.weightsBackup", {"memory": {"weightsBackup": "HostMemory"}}),
-    ("spec.weightCheck", {"weightCheck": {"requestID": "1", "action": "Compare"}}),
-    ("spec.profile", {"profile": {"requestID": "1"}}),
     ("spec.weights.source.type", {"weights": {"version": "2", "source": {"type": "Distributed", "distributed": {}}}}),
     ("spec.weights.source.type", {"weights": {"version": "2", "source": {"type": "Colocated"}}}),
     ("spec.weights.source.type", {"weights": {"version": "2", "source": {"type": "External"}}}),
     ("spec.weights.prepare", {"weights": {"prepare": {"version": "2", "source": DISK}}}),
     ("spec.weights.verify", {"weights": {"verify": "Checksum"}}),
-    ("spec.control", {"control": "External"}),
     ("spec.agent.staging", {"agent": {"staging": {"versions": 2}}}),
     ("spec.agent.gpuAccess", {"agent": {"gpuAccess": {"type": "ResourceClaim"}}}),
     ("spec.scheduling.gang", {"scheduling": {"gang": {"mode": "PodGroup"}}}),
@@ -50,6 +43,16 @@ def test_every_row_is_tried() -> None:
         {"weights": {"version": "2", "source": DISK, "updateStrategy": {"type": "Rolling"}}},
         {"execution": {"state": "Paused", "pauseMode": "InPlace"}, "restart": {"requestID": "1"}},
         {"scheduling": {"schedulerName": "kai"}, "network": {"hostNetwork": True, "trainers": [{"podSelector": {}}]}},
+        {
+            "memory": {
+                "weights": "Released",
+                "kvCache": "Released",
+                "cudaGraph": "Released",
+                "weightsBackup": "HostMemory",
+            }
+        },
+        {"weightCheck": {"requestID": "1", "action": "Compare"}, "profile": {"requestID": "1"}},
+        {"control": "External"},
         {"router": {"external": {"url": "http://router.example:30000"}}},
     ],
 )

@@ -17,6 +17,8 @@ from typing import Any
 from sglang_rollout.api import SGLangRollout, WeightsStatus, names
 from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
 from sglang_rollout.protocol.fleet import Trust
+from sglang_rollout.protocol.memory import LaunchOptions, MemoryTag
+from sglang_rollout.protocol.operations import OperationKind, OperationReport, OperationResult
 from sglang_rollout.protocol.report import AgentReport, EngineReport, EngineState, MoveReport
 from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport, Worker
 from sglang_rollout.protocol.weights import Step, WeightVersion
@@ -59,6 +61,10 @@ class SimEngine:
     state: EngineState = EngineState.STARTING
     paused: bool = False
     mixed: bool = False
+    launch: LaunchOptions = field(default_factory=LaunchOptions)
+    released: list[MemoryTag] = field(default_factory=list)
+    void: str = ""
+    operations: dict[str, OperationReport] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -96,6 +102,7 @@ class Simulation:
         self.bad_paths: set[str] = set()
         self.break_next_apply = False
         self.events: list[str] = []
+        self.done_operations: list[tuple[str, str]] = []
         self.last: Plan | None = None
 
     # --- the user ---
@@ -205,12 +212,48 @@ class Simulation:
             if nodes > 1 and not self._rank0_confirms(pod):
                 return
             boot = desired.boot if desired else self.boot
-            pod.engine = SimEngine(f"s{next(self.numbers)}", boot.version)
+            launch = desired.launch if desired else LaunchOptions()
+            pod.engine = SimEngine(f"s{next(self.numbers)}", boot.version, launch=launch)
             pod.move = None
         elif pod.engine.state is EngineState.STARTING:
             pod.engine.state = EngineState.SERVING
         elif desired is not None and not self._mid_move(pod):
-            pod.engine.paused = desired.execution.state is ExecutionState.PAUSED
+            pod.engine.paused = desired.execution.state is ExecutionState.PAUSED or bool(pod.engine.released)
+            if pod.rank == 0:
+                self._run_memory(pod, pod.engine, desired)
+                self._run_operations(pod, pod.engine, desired)
+
+    def _run_memory(self, pod: SimPod, engine: SimEngine, desired: AgentDesired) -> None:
+        order = desired.memory
+        if order is None or set(order.released) == set(engine.released):
+            return
+        if set(order.released) - set(engine.released):
+            assert engine.launch.memory_saver, "an engine without the flag cannot release"
+            assert not self._is_reachable(pod, engine), "memory is released only when no router has the engine"
+        engine.paused = True
+        engine.released = list(order.released)
+        if MemoryTag.WEIGHTS in order.released and not engine.launch.weights_backup:
+            engine.void = f"released:{next(self.numbers)}"
+
+    def _run_operations(self, pod: SimPod, engine: SimEngine, desired: AgentDesired) -> None:
+        for operation in desired.operations:
+            if operation.id in engine.operations or engine.released or engine.void:
+                continue
+            if operation.kind is OperationKind.RESET:
+                assert not self._is_reachable(pod, engine), "weights are overwritten only when no router has the engine"
+                engine.void = f"reset:{operation.id}"
+            self.done_operations.append((pod.name, operation.id))
+            engine.operations[operation.id] = OperationReport(
+                operation.id, OperationResult.PASSED, checksum=f"sum-{engine.bytes_version}", sharding="tp1"
+            )
+
+    def _is_reachable(self, pod: SimPod, engine: SimEngine) -> bool:
+        url = f"http://{pod.ip}:30000"
+        return any(
+            router.router_workers[url].api_key == engine.key
+            for router in self.pods.values()
+            if url in router.router_workers
+        )
 
     def _rank0_confirms(self, pod: SimPod) -> bool:
         group = pod.desired.group if pod.desired else None
@@ -252,9 +295,12 @@ class Simulation:
                     engine.mixed = True
                     pod.move = replace(pod.move, error="apply failed", dirty=True)
                     return
+                assert MemoryTag.WEIGHTS not in engine.released, "nothing can be put into released weights"
                 engine.bytes_version = order.weights.version
+                engine.void = ""
             if step is Step.CONTINUE:
-                engine.paused = bool(pod.desired and pod.desired.execution.state is ExecutionState.PAUSED)
+                asked = bool(pod.desired and pod.desired.execution.state is ExecutionState.PAUSED)
+                engine.paused = asked or bool(engine.released)
         pod.move = replace(pod.move, reached=step)
 
     # --- reports ---
@@ -294,8 +340,11 @@ class Simulation:
                 state=engine.state,
                 start_id=engine.start_id,
                 data_key=engine.key,
-                weight_version=engine.bytes_version if up else "",
+                weight_version=engine.bytes_version if up and not engine.void else "",
                 paused=engine.paused,
+                launch=engine.launch,
+                released=list(engine.released),
+                weights_void=engine.void,
             )
         return AgentReport(
             revision=next(self.numbers),
@@ -305,6 +354,7 @@ class Simulation:
             generation=pod.desired.generation if pod.desired else 0,
             engine=report,
             move=pod.move,
+            operations=list(engine.operations.values()) if engine else [],
         )
 
     def _pod_view(self, pod: SimPod) -> PodView:
@@ -350,7 +400,7 @@ class Simulation:
                 if pod is None or engine is None or engine.state is not EngineState.SERVING or engine.paused:
                     continue
                 if engine.key == worker.api_key:
-                    result[pod.name] = "mixed" if engine.mixed else engine.bytes_version
+                    result[pod.name] = "mixed" if engine.mixed or engine.void else engine.bytes_version
         return result
 
     # --- running ---

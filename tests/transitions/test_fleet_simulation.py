@@ -143,6 +143,84 @@ def test_paused_is_ready_and_says_so() -> None:
     assert len(fleet.serving()) == 2
 
 
+ALL_RELEASED = {"weights": "Released", "kvCache": "Released", "cudaGraph": "Released", "weightsBackup": "HostMemory"}
+
+
+@pytest.mark.parametrize("backup", ["None", "HostMemory"])
+def test_memory_is_released_and_comes_back_with_whole_weights(backup: str) -> None:
+    fleet = Simulation(weights=disk("2"))
+    fleet.settle()
+    starts = {pod.engine.start_id for pod in fleet.pods.values() if pod.engine}
+    fleet.patch(execution={"state": "Paused"}, memory={**ALL_RELEASED, "weightsBackup": backup})
+    fleet.settle()
+    assert fleet.serving() == {}
+    assert (fleet.condition("Ready").status, fleet.condition("Ready").reason) == ("True", "MemoryReleased")
+    status = fleet.rollout.status.memory
+    assert status is not None
+    assert (status.weights, status.kv_cache, status.cuda_graph) == ("Released",) * 3
+    assert not starts & {pod.engine.start_id for pod in fleet.pods.values() if pod.engine}, "flags need a new process"
+    fleet.patch(execution={"state": "Running"}, memory={})
+    fleet.settle()
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
+    assert fleet.condition("Ready").status == "True"
+    restarts = fleet.events.count("EngineRestarting")
+    fleet.patch(execution={"state": "Paused"}, memory={**ALL_RELEASED, "weightsBackup": backup})
+    fleet.settle()
+    assert fleet.events.count("EngineRestarting") == restarts, "flags once given stay"
+
+
+def test_a_version_that_comes_while_memory_is_released_is_served_after_it() -> None:
+    fleet = Simulation(weights=disk("2"))
+    fleet.settle()
+    fleet.patch(execution={"state": "Paused"}, memory={**ALL_RELEASED, "weightsBackup": "None"})
+    fleet.settle()
+    fleet.patch(weights=disk("3"))
+    fleet.settle()
+    assert fleet.weights.version == "3"
+    fleet.patch(execution={"state": "Running"}, memory={})
+    fleet.settle()
+    assert fleet.serving() == {"f-e0-0": "3", "f-e1-0": "3"}
+
+
+@pytest.mark.parametrize("action", ["Snapshot", "Checksum", "Compare", "Reset"])
+def test_a_check_is_done_once_on_every_engine_and_told(action: str) -> None:
+    fleet = Simulation(weights=disk("2"))
+    fleet.settle()
+    fleet.patch(weightCheck={"requestID": "7", "action": action})
+    fleet.settle()
+    check = fleet.rollout.status.last_weight_check
+    assert check is not None
+    assert (check.request_id, check.result, check.weight_version) == ("7", "Passed", "2")
+    assert sorted(fleet.done_operations) == [("f-e0-0", "check:7"), ("f-e1-0", "check:7")]
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}, "reset weights are loaded again before they serve"
+
+
+def test_a_request_on_a_new_resource_counts_as_done() -> None:
+    fleet = Simulation(weightCheck={"requestID": "7", "action": "Reset"}, profile={"requestID": "1", "steps": 5})
+    fleet.settle()
+    assert fleet.done_operations == []
+    assert "counts as done" in fleet.rollout.status.last_weight_check.message  # type: ignore[union-attr]
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_under_external_control_the_newest_version_read_back_is_the_target() -> None:
+    fleet = Simulation(control="External")
+    fleet.settle()
+    e0, e1 = (pod for pod in fleet.pods.values() if pod.engine_index is not None)
+    assert e0.engine is not None
+    assert e1.engine is not None
+    e0.engine.bytes_version = "trained-1"
+    fleet.settle(6)
+    assert fleet.serving() == {e0.name: "trained-1"}
+    assert not any(pod.desired.move for pod in (e0, e1) if pod.desired)
+    e1.engine.bytes_version = "trained-1"
+    fleet.settle(6)
+    assert set(fleet.serving().values()) == {"trained-1"}
+    fleet.kill_engine(e1.uid)
+    fleet.settle()
+    assert fleet.serving() == {e0.name: "trained-1"}, "a restarted engine is not routable before it was moved on"
+
+
 SCRAMBLE = st.tuples(st.just("scramble"), st.integers(0, 2**32))
 FAULTS = st.one_of(
     st.tuples(st.just("kill_engine"), st.integers(0, 7)),
@@ -157,6 +235,9 @@ PATCHES = st.one_of(
     st.tuples(st.just("bad_version"), st.integers(20, 22)),
     st.tuples(st.just("execution"), st.booleans()),
     st.tuples(st.just("replicas"), st.integers(1, 3)),
+    st.tuples(st.just("release"), st.booleans()),
+    st.tuples(st.just("resident"), st.just(0)),
+    st.tuples(st.just("check"), st.sampled_from(["Reset", "Checksum"])),
 )
 # What a user does, then some time in which things go wrong.
 ACTIONS = st.lists(
@@ -184,7 +265,14 @@ def act(fleet: Simulation, action: tuple[str, Any], strategy: dict[str, Any], ch
                 fleet.bad_paths.add(f"/models/v{value}")
             fleet.patch(weights=disk(str(value), updateStrategy=strategy))
         case "execution":
-            fleet.patch(execution={"state": "Paused" if value else "Running"})
+            fleet.patch(execution={"state": "Paused" if value else "Running"}, memory={})
+        case "release":
+            backup = "HostMemory" if value else "None"
+            fleet.patch(execution={"state": "Paused"}, memory={**ALL_RELEASED, "weightsBackup": backup})
+        case "resident":
+            fleet.patch(execution={"state": "Running"}, memory={})
+        case "check":
+            fleet.patch(weightCheck={"requestID": str(len(fleet.events)), "action": value})
         case "replicas":
             fleet.patch(replicas=value)
         case "wait":
@@ -219,8 +307,8 @@ def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
             check()
     fleet.bad_paths.clear()
     fleet.break_next_apply = False
-    fleet.patch(execution={"state": "Running"})
-    for _ in range(100):
+    fleet.patch(execution={"state": "Running"}, memory={})
+    for _ in range(150):
         fleet.settle(1, seconds=15)
         check()
         if fleet.condition("Ready").status == "True":

@@ -32,12 +32,6 @@ def _source_type(spec: Spec) -> str:
 
 # One row a gap: the work that closes it deletes the row.
 _ROWS: tuple[_Row, ...] = (
-    _Row("spec.memory.weights", lambda s: s.memory.weights == "Released", "weights stay in GPU memory"),
-    _Row("spec.memory.kvCache", lambda s: s.memory.kv_cache == "Released", "the KV cache stays in GPU memory"),
-    _Row("spec.memory.cudaGraph", lambda s: s.memory.cuda_graph == "Released", "CUDA graphs stay in GPU memory"),
-    _Row("spec.memory.weightsBackup", lambda s: s.memory.weights_backup != "None", "no copy is kept in host memory"),
-    _Row("spec.weightCheck", lambda s: s.weight_check is not None, "no check is made"),
-    _Row("spec.profile", lambda s: s.profile is not None, "no profile is made"),
     _Row(
         "spec.weights.source.type",
         lambda s: _source_type(s) in ("Distributed", "Colocated", "External"),
@@ -45,7 +39,6 @@ _ROWS: tuple[_Row, ...] = (
     ),
     _Row("spec.weights.prepare", lambda s: s.weights.prepare is not None, "nothing is staged ahead"),
     _Row("spec.weights.verify", lambda s: s.weights.verify == "Checksum", "moved weights are not checksummed"),
-    _Row("spec.control", lambda s: s.control == "External", "the operator goes on driving the engines"),
     _Row("spec.agent.staging", lambda s: s.agent.staging != Staging(), "agents do not stage weights"),
     _Row("spec.agent.gpuAccess", lambda s: s.agent.gpu_access.type != "None", "agents do not reach GPUs"),
     _Row("spec.scheduling.gang", lambda s: s.scheduling.gang.mode != "None", "pods are scheduled one by one"),
