@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from sglang_rollout.agent import control
+from sglang_rollout.agent import control, draining
 from sglang_rollout.protocol.weights import WeightVersion
 
 from . import checkpoints
@@ -30,7 +30,7 @@ class Versions:
 def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TICK_SECONDS", "STARTING_TICK_SECONDS", "REPEAT_SECONDS", "DRAIN_TICK_SECONDS"):
         monkeypatch.setattr(control, name, 0.05)
-    monkeypatch.setattr(control, "DRAIN_LINGER_SECONDS", 0.2)
+    monkeypatch.setattr(draining, "LINGER_SECONDS", 0.2)
     monkeypatch.setattr(control, "RANK0_SECONDS", 0.1)
 
 

@@ -126,6 +126,7 @@ class FakePod:
         self._launcher = LocalServer(
             self.settings.run_dir / pod.LAUNCHER_SOCKET,
             {("GET", pod.PATH_START): lambda m: (200, {"startId": start_id}), ("POST", pod.PATH_KILL): kill},
+            close_seconds=0.01,
         )
         return self.engine
 

@@ -188,9 +188,8 @@ class World:
         self._facts = plan.EngineFacts(self.start_id, state, held, rules.alive and rules.ready)
         return self._facts
 
-    def assume(self, **read: Any) -> plan.EngineFacts:
+    def assume(self, **read: Any) -> None:
         self._facts = replace(self._facts, **read)
-        return self._facts
 
     # --- the agent ---
 

@@ -16,7 +16,7 @@ async def serve(settings: AgentSettings) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with running_agent(settings) as loop:
+    async with running_agent(settings, settings.pod_ip) as loop:
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({loop, stopped}, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()

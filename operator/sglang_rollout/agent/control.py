@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable
@@ -10,11 +11,13 @@ from dataclasses import replace
 
 from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
 from sglang_rollout.protocol.launch import LaunchOrder
-from sglang_rollout.protocol.report import AgentIdentity, AgentReport, EngineReport, EngineState
+from sglang_rollout.protocol.report import AgentIdentity, AgentReport, EngineState
 from sglang_rollout.serving.longpoll import ReportBoard
 
 from . import plan
 from .actor import Actor
+from .draining import Draining
+from .engine_report import Waiting, engine_report
 from .engine_watch import EngineWatch
 from .group import NotYet, StartGate
 from .probe import GenerationProbe
@@ -29,7 +32,7 @@ REPEAT_SECONDS = 0.5  # between equal steps in a row
 LAUNCH_HOLD_SECONDS = 20.0
 LOAD_SECONDS = 10.0  # between reads of the request counts, which would otherwise wake the operator for ever
 DRAIN_TICK_SECONDS = 0.25
-DRAIN_LINGER_SECONDS = 1.0  # a request that was on its way when the last router was told still arrives
+DRAIN_MARGIN_SECONDS = 5.0  # for what was aborted to be gone
 RANK0_SECONDS = 2.0
 SILENCE_SECONDS = 60.0  # of an engine that has served, whatever it is asked to do
 
@@ -53,13 +56,13 @@ class Control:
         self._clock = clock
         self._lease_term = lease_term
         self._woken = asyncio.Event()
-        self._facts = plan.EngineFacts()
         self._launching = ""  # the start that waits for its order
         self._waits_for = ""
         self._killing = ""  # the start that is being killed
         self._probe_failure: tuple[str, str] = ("", "")  # start, sentence
-        self._draining_since: float | None = None
-        self._idle_since: float | None = None
+        self._pod_ends = False
+        self._drain = Draining(settings.drain_seconds)
+        self._is_drained = asyncio.Event()
         self._load = Load(0, 0)
         self._load_at = -LOAD_SECONDS
         self._message = ""
@@ -71,6 +74,10 @@ class Control:
         self._publish()
 
     # --- orders ---
+
+    @property
+    def _facts(self) -> plan.EngineFacts:
+        return self._watch.facts
 
     @property
     def desired(self) -> AgentDesired | None:
@@ -112,14 +119,11 @@ class Control:
 
     async def drain(self) -> None:
         """The pod ends: returns when nothing runs any more, or when the time for it is over."""
-        if self._draining_since is None:
-            self._draining_since = self._clock()
-            self._woken.set()
-        while not self.board.report.drained and self._facts.state is EngineState.SERVING:
-            if self._clock() - self._draining_since > self._settings.drain_seconds + 5:
-                log.warning("drain: %d requests still run", self._load.running + self._load.queued)
-                return
-            await asyncio.sleep(DRAIN_TICK_SECONDS)
+        self._pod_ends = True
+        self._drain.begin(self._clock())
+        self._woken.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_drained.wait(), self._settings.drain_seconds + DRAIN_MARGIN_SECONDS)
 
     def identity(self) -> AgentIdentity:
         group = self.desired.group if self.desired else None
@@ -129,9 +133,8 @@ class Control:
     @property
     def serves(self) -> bool:
         """Fit for traffic or for being its group's member; paused counts as serving."""
-        dirty = (
-            self._actor.memory.open_apply is not None and self._facts.start_id == self._actor.memory.open_apply.start_id
-        )
+        open_apply = self._actor.memory.open_apply
+        dirty = open_apply is not None and open_apply.start_id == self._facts.start_id
         return self._state() is EngineState.SERVING and not dirty
 
     # --- the loop ---
@@ -146,7 +149,7 @@ class Control:
     async def _loop(self) -> None:
         while True:
             self._woken.clear()
-            self._facts = await self._watch.observe()
+            await self._watch.observe()
             if self._facts.state is EngineState.ABSENT or self._killing != self._facts.start_id:
                 self._killing = ""
             wait = await self._advance() if self.desired else TICK_SECONDS
@@ -157,11 +160,8 @@ class Control:
             self._publish()
             if self._draining():
                 wait = min(wait, DRAIN_TICK_SECONDS)
-            try:
-                async with asyncio.timeout(max(wait, 0.0)):
-                    await self._woken.wait()
-            except TimeoutError:
-                pass
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._woken.wait(), max(wait, 0.0))
 
     async def _advance(self) -> float:
         """Steps until there is nothing to do now. Returns the seconds until it should look again."""
@@ -182,7 +182,6 @@ class Control:
                 self._probe.rest()
             self._publish()
             done = await self._actor.perform(action, situation)
-            self._facts = self._watch.assume()
             if not done and not isinstance(action, plan.Flush):
                 return REPEAT_SECONDS
             last = action
@@ -204,28 +203,17 @@ class Control:
             self._load = Load(0, 0)
             return
         if not self._draining():
-            self._idle_since = None
+            self._drain = Draining(self._settings.drain_seconds)
             if now - self._load_at < LOAD_SECONDS:
                 return
         self._load_at = now
         try:
             self._load = await self._watch.engine.load()
-            if self._draining():
-                await self._finish_requests(now)
+            held = bool(self.desired and self.desired.execution.state is ExecutionState.PAUSED)
+            if self._draining() and self._drain.look(self._load, held, now):
+                await self._watch.engine.abort_all()
         except EngineError as error:
             log.warning("%s", error)
-
-    async def _finish_requests(self, now: float) -> None:
-        if self._draining_since is None:
-            self._draining_since = now
-        if self._load.running + self._load.queued:
-            self._idle_since = None
-            paused = bool(self.desired and self.desired.execution.state is ExecutionState.PAUSED)
-            # What a pause holds would wait for ever: its clients hear of it now rather than at the cut.
-            if paused or now - self._draining_since > self._settings.drain_seconds:
-                await self._watch.engine.abort_all()
-        elif self._idle_since is None:
-            self._idle_since = now
 
     async def _follow_rank0(self) -> None:
         """A group's member whose rank 0 started again can never join it: it starts again as well."""
@@ -280,14 +268,16 @@ class Control:
     # --- the report ---
 
     def _draining(self) -> bool:
-        return self._draining_since is not None or bool(self.desired and self.desired.drain)
+        return self._pod_ends or bool(self.desired and self.desired.drain)
 
     def _drained(self) -> bool:
         if not self._draining():
             return False
-        if self._facts.state is not EngineState.SERVING or self._settings.rank > 0:
-            return True
-        return self._idle_since is not None and self._clock() - self._idle_since >= DRAIN_LINGER_SECONDS
+        serving = self._facts.state is EngineState.SERVING and self._settings.rank == 0
+        return self._drain.done(self._clock()) if serving else True
+
+    def _waiting(self) -> Waiting:
+        return Waiting(self._launching, self._waits_for)
 
     def _state(self) -> EngineState:
         if self._launching:
@@ -298,42 +288,25 @@ class Control:
             return EngineState.STOPPING
         return self._facts.state
 
-    def _engine_report(self, situation: plan.Situation | None) -> EngineReport:
-        state, record, facts = self._state(), self._watch.record, self._facts
-        failure = record.failure if record and record.exited else ""
-        if state is EngineState.WAITING:
-            return EngineReport(state, self._launching, failure=self._waits_for or failure)
-        if record is None or state is EngineState.ABSENT:
-            return EngineReport(EngineState.ABSENT, failure=failure)
-        return EngineReport(
-            state=state,
-            start_id=record.start_id,
-            started_at=record.started_at,
-            weight_version=facts.weights.version,
-            model_path=facts.weights.path,
-            data_key=record.data_key,
-            paused=situation.pause is not None if situation else not facts.ready,
-            sglang_version=self._watch.sglang_version,
-            running_requests=self._load.running,
-            queued_requests=self._load.queued,
-        )
-
     def _publish(self) -> None:
         desired = self.desired
         situation = self._actor.situation(desired, self._facts) if desired else None
-        if situation is not None and situation.facts.state is not EngineState.SERVING:
-            situation = replace(situation, pause=None)
         start = self._watch.record.start_id if self._watch.record else ""
+        drained = self._drained()
         self.board.publish(
             replace(
                 self.board.report,
                 lease_term=self._lease_term,
                 generation=desired.generation if desired else 0,
                 incarnation=desired.group.incarnation if desired and desired.group else 0,
-                engine=self._engine_report(situation),
+                engine=engine_report(self._watch, self._state(), situation, self._load, self._waiting()),
                 move=plan.move_report(situation) if situation else None,
                 probe_failure=self._probe_failure[1] if self._probe_failure[0] == start else "",
-                drained=self._drained(),
+                drained=drained,
                 message=self._waits_for or self._message,
             )
         )
+        if drained:
+            self._is_drained.set()
+        else:
+            self._is_drained.clear()

@@ -44,6 +44,10 @@ class EngineWatch:
         return self._record
 
     @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    @property
     def engine(self) -> SGLang:
         """The driver of the start that the last observation saw."""
         assert self._engine is not None
@@ -76,10 +80,9 @@ class EngineWatch:
                 log.warning("%s", error)
         return self._facts
 
-    def assume(self, **read: object) -> EngineFacts:
+    def assume(self, **read: object) -> None:
         """Puts in what an answer of the engine has just said, ahead of the next observation."""
         self._facts = replace(self._facts, **read)  # type: ignore[arg-type]
-        return self._facts
 
     async def kill(self, start_id: str, reason: str) -> None:
         """Through the launcher. Raises EngineError when it does not answer."""

@@ -32,8 +32,8 @@ SHUTDOWN_SECONDS = 2.0
 
 
 @asynccontextmanager
-async def running_agent(settings: AgentSettings, host: str | None = None) -> AsyncIterator[asyncio.Task[None]]:
-    """A serving agent; its loop is the task, which ends only by a failure. `host`: None for all addresses."""
+async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asyncio.Task[None]]:
+    """An agent that serves on `host`; its loop is the task, which ends only by a failure."""
     for folder in (settings.run_dir, settings.state_dir):
         folder.mkdir(parents=True, exist_ok=True)
     fleet = FleetFile(settings.fleet_file)

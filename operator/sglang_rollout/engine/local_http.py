@@ -45,9 +45,10 @@ def call(path: Path, method: str, target: str, message: Mapping[str, Any], timeo
 
 
 class LocalServer:
-    """Serves `routes`, keyed by (method, path), from a thread of its own until closed."""
+    """Serves `routes`, keyed by (method, path), from a thread of its own until closed, which takes up to
+    `close_seconds`."""
 
-    def __init__(self, path: Path, routes: Mapping[tuple[str, str], Handler]) -> None:
+    def __init__(self, path: Path, routes: Mapping[tuple[str, str], Handler], close_seconds: float = 0.5) -> None:
         class Request(BaseHTTPRequestHandler):
             timeout = 10.0
 
@@ -86,7 +87,10 @@ class LocalServer:
         path.unlink(missing_ok=True)
         self._server = Server(os.fspath(path), Request)
         path.chmod(0o600)
-        threading.Thread(target=self._server.serve_forever, name="local-http", daemon=True).start()
+        thread = threading.Thread(
+            target=self._server.serve_forever, args=(close_seconds,), name="local-http", daemon=True
+        )
+        thread.start()
 
     def close(self) -> None:
         self._server.shutdown()
