@@ -98,6 +98,8 @@ ROUTER_FLAGS = OwnedFlags(
             "--discovery-file",
             "--enable-mesh",
             "--enable-rl",
+            "--enable-wasm",
+            "--dp-aware",
             "--backend",
             "--control-plane-api-keys",
             "--jwt-issuer",

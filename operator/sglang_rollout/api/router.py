@@ -48,7 +48,6 @@ RouterPolicy = Literal[
     "cache_aware",
     "round_robin",
     "random",
-    "power_of_two",
     "least_load",
     "manual",
     "consistent_hashing",
