@@ -7,7 +7,7 @@ from typing import Any
 from sglang_rollout.api import SGLangRollout
 from sglang_rollout.protocol.fleet import Trust, audience
 from sglang_rollout.protocol.weights import WeightVersion
-from sglang_rollout.resources import FleetContext, Manifest, engine_children, fleet_children
+from sglang_rollout.resources import FleetContext, Manifest, fleet_children, headless_service, stateful_set
 
 UID = "1f0b9c52-7d3e-4d6a-9a57-0c2d4b8e6f11"
 
@@ -121,7 +121,7 @@ def all_children(rollout: SGLangRollout, engines: int = 1) -> list[Manifest]:
     """Those of the fleet and those of its first engines, in the order in which they are applied."""
     children = list(fleet_children(rollout, CONTEXT, BOOT))
     for index in range(engines):
-        children += engine_children(rollout, CONTEXT, index)
+        children += (headless_service(rollout, index), stateful_set(rollout, CONTEXT, index))
     return children
 
 

@@ -10,7 +10,13 @@ import pytest
 from sglang_rollout.protocol.fleet import FleetConfig
 from sglang_rollout.protocol.pod import ENV_DRAIN_SECONDS, ENV_ROUTER_API_KEY_FILE, ENV_SERVED_NAME, FLEET_FILE
 from sglang_rollout.protocol.wire import loads
-from sglang_rollout.resources import UnusableSpec, engine_children, fleet_children, pod_template_hash
+from sglang_rollout.resources import (
+    UnusableSpec,
+    fleet_children,
+    headless_service,
+    pod_template_hash,
+    stateful_set,
+)
 from tests.resources.fleets import (
     BOOT,
     CONTEXT,
@@ -55,7 +61,7 @@ def test_every_child_is_owned_by_the_resource(name: str) -> None:
     ids=lambda change: next(iter(change)),
 )
 def test_what_changes_while_an_engine_runs_is_not_in_its_template(change: Spec) -> None:
-    assert engine_children(fleet(spec(**change)), CONTEXT, 0) == engine_children(fleet(spec()), CONTEXT, 0)
+    assert stateful_set(fleet(spec(**change)), CONTEXT, 0) == stateful_set(fleet(spec()), CONTEXT, 0)
 
 
 def test_a_weight_move_changes_the_config_map_alone() -> None:
@@ -192,7 +198,7 @@ def test_network_policies_open_what_is_needed() -> None:
 
 
 def test_the_headless_service_answers_before_pods_are_ready() -> None:
-    service, _ = engine_children(fleet(spec()), CONTEXT, 3)
+    service = headless_service(fleet(spec()), 3)
     assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["publishNotReadyAddresses"] is True
     assert service["spec"]["selector"]["rollout.sglang.io/engine"] == "3"
@@ -209,7 +215,7 @@ def test_the_agents_of_gpu_images_take_no_gpu() -> None:
 def test_the_user_cannot_set_our_environment(name: str) -> None:
     rollout = fleet(spec(engine={"image": "i", "env": [{"name": name, "value": "1"}]}))
     with pytest.raises(UnusableSpec, match=f"engine.env: {name} belongs to the operator"):
-        engine_children(rollout, CONTEXT, 0)
+        stateful_set(rollout, CONTEXT, 0)
 
 
 def test_the_template_hash_does_not_depend_on_the_order_of_keys() -> None:

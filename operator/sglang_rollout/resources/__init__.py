@@ -1,9 +1,18 @@
 """The children of a fleet as manifests: pure functions of the resource, one module a kind."""
 
 from .context import FleetContext
-from .fleet import engine_children, fleet_children
+from .fleet import fleet_children
 from .identity import Manifest
 from .overlay import UnusableSpec
-from .stateful_set import pod_template_hash
+from .services import headless_service
+from .stateful_set import pod_template_hash, stateful_set
 
-__all__ = ["FleetContext", "Manifest", "UnusableSpec", "engine_children", "fleet_children", "pod_template_hash"]
+__all__ = [
+    "FleetContext",
+    "Manifest",
+    "UnusableSpec",
+    "fleet_children",
+    "headless_service",
+    "pod_template_hash",
+    "stateful_set",
+]

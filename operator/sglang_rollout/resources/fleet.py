@@ -1,4 +1,5 @@
-"""All children of a fleet, in the order in which they are applied: what pods need comes before the pods."""
+"""The children that a fleet has once, in the order in which they are applied: what pods need comes before the pods.
+Each engine has a headless Service and a StatefulSet beside them."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ from .disruption_budgets import engine_disruption_budget, router_disruption_budg
 from .identity import Manifest
 from .network_policies import engine_network_policy, router_network_policy
 from .service_accounts import engine_service_account, router_service_account
-from .services import engines_service, headless_service, router_service
-from .stateful_set import stateful_set
+from .services import engines_service, router_service
 
 
 def fleet_children(rollout: SGLangRollout, context: FleetContext, boot: WeightVersion) -> tuple[Manifest, ...]:
@@ -34,8 +34,3 @@ def fleet_children(rollout: SGLangRollout, context: FleetContext, boot: WeightVe
         if rollout.spec.router.replicas > 1:
             children.append(router_disruption_budget(rollout))
     return tuple(children)
-
-
-def engine_children(rollout: SGLangRollout, context: FleetContext, index: int) -> tuple[Manifest, Manifest]:
-    """Headless Service and StatefulSet of engine `index`. Raises UnusableSpec."""
-    return headless_service(rollout, index), stateful_set(rollout, context, index)

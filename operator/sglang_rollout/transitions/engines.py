@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from ..api import EngineStatus, names
 from ..protocol.memory import LaunchOptions, MemoryTag
@@ -12,9 +13,12 @@ from ..protocol.weights import Step
 from .observed import ChildView, Observed, PodView
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EngineView:
-    """pods: alive ones by rank. leaving: terminating or finished ones. reports: by rank, of alive pods only."""
+    """pods: alive ones by rank. leaving: terminating or finished ones. reports: by rank, of alive pods only.
+
+    What follows from these is worked out once for each view, and views are compared by identity: a plan for hundreds
+    of engines asks often."""
 
     index: int
     name: str
@@ -28,25 +32,25 @@ class EngineView:
     unheard: bool = False
     statefulset: ChildView | None = None
 
-    @property
+    @cached_property
     def complete(self) -> bool:
         """Every pod of the engine is there, alive and has an address."""
         return all(rank in self.pods and self.pods[rank].ip for rank in range(self.nodes))
 
-    @property
+    @cached_property
     def pod_uids(self) -> tuple[str, ...]:
         return tuple(self.pods[rank].uid for rank in sorted(self.pods))
 
-    @property
+    @cached_property
     def leader(self) -> AgentReport | None:
         """The report of rank 0, the only rank that serves HTTP."""
         return self.reports.get(0)
 
-    @property
+    @cached_property
     def start_id(self) -> str:
         return self.leader.engine.start_id if self.leader else ""
 
-    @property
+    @cached_property
     def serving(self) -> bool:
         """Every rank's engine process is up, as the agents see it."""
         return self.complete and all(
@@ -54,45 +58,45 @@ class EngineView:
             for rank in range(self.nodes)
         )
 
-    @property
+    @cached_property
     def healthy(self) -> bool:
         """Serving, and nothing says that its weights or its scheduler are broken."""
         return self.serving and not self.dirty and not (self.leader and self.leader.probe_failure)
 
-    @property
+    @cached_property
     def version(self) -> str:
         """Label read back from the engine; empty while it does not serve."""
         return self.leader.engine.weight_version if self.leader and self.serving else ""
 
-    @property
+    @cached_property
     def paused(self) -> bool:
         return bool(self.serving and self.leader and self.leader.engine.paused)
 
-    @property
+    @cached_property
     def launch(self) -> LaunchOptions:
         """Flags that its process was started with."""
         return self.leader.engine.launch if self.leader else LaunchOptions()
 
-    @property
+    @cached_property
     def released(self) -> tuple[MemoryTag, ...]:
         return tuple(self.leader.engine.released) if self.leader else ()
 
-    @property
+    @cached_property
     def void(self) -> str:
         """Why it holds no weights at all; empty when it does."""
         return self.leader.engine.weights_void if self.leader else ""
 
-    @property
+    @cached_property
     def movable(self) -> bool:
         """Whether other weights can be put into it now."""
         return self.healthy and MemoryTag.WEIGHTS not in self.released
 
-    @property
+    @cached_property
     def dirty(self) -> bool:
         """Bytes of two versions may be mixed in it."""
         return any(report.move is not None and report.move.dirty for report in self.reports.values())
 
-    @property
+    @cached_property
     def ready(self) -> bool:
         return self.complete and all(pod.ready for pod in self.pods.values())
 

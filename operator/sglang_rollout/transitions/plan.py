@@ -14,7 +14,7 @@ from typing import Any
 from ..protocol.desired import AgentDesired, Execution, ExecutionState
 from ..protocol.routing import RouterDesired, RouterReport
 from ..protocol.weights import PauseMode, WeightVersion
-from ..resources import UnusableSpec, engine_children, fleet_children
+from ..resources import UnusableSpec, fleet_children, headless_service, stateful_set
 from . import diagnosis, groups, memory, operations, revisions, routing, weights
 from .engines import EngineView, view_engines
 from .groups import GroupState
@@ -152,10 +152,9 @@ def _manifests(
     try:
         manifests = list(fleet_children(rollout, context, boot))
         for index in range(rollout.spec.replicas):
-            service, stateful_set = engine_children(rollout, context, index)
-            manifests.append(service)
+            manifests.append(headless_service(rollout, index))
             if index in revision.render:
-                manifests.append(_stamped(stateful_set, stamp))
+                manifests.append(_stamped(stateful_set(rollout, context, index), stamp))
     except UnusableSpec as error:
         return (), str(error)
     uid = rollout.metadata.uid
@@ -168,17 +167,17 @@ def _manifests(
     return tuple(free), ""
 
 
-def _stamped(stateful_set: Mapping[str, Any], stamp: str) -> dict[str, Any]:
+def _stamped(manifest: Mapping[str, Any], stamp: str) -> dict[str, Any]:
     """The StatefulSet with the hash of the spec on itself and on its pods."""
 
     def annotate(metadata: Mapping[str, Any]) -> dict[str, Any]:
         return {**metadata, "annotations": {**metadata.get("annotations", {}), ANNOTATION_SPEC_HASH: stamp}}
 
-    template = stateful_set["spec"]["template"]
+    template = manifest["spec"]["template"]
     return {
-        **stateful_set,
-        "metadata": annotate(stateful_set["metadata"]),
-        "spec": {**stateful_set["spec"], "template": {**template, "metadata": annotate(template["metadata"])}},
+        **manifest,
+        "metadata": annotate(manifest["metadata"]),
+        "spec": {**manifest["spec"], "template": {**template, "metadata": annotate(template["metadata"])}},
     }
 
 
