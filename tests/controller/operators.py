@@ -139,9 +139,9 @@ async def until(condition: Callable[[], Awaitable[object]], seconds: float = 20.
             await asyncio.sleep(0.02)
 
 
-async def exists(kube: KubeClient, kind: Kind, name: str, namespace: str = "ns") -> Object:
+async def exists(kube: KubeClient, kind: Kind, name: str, namespace: str = "ns", seconds: float = 20.0) -> Object:
     """The object, as soon as it is there."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(seconds):
         while True:
             try:
                 return await kube.get(kind, namespace, name)
