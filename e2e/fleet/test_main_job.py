@@ -40,7 +40,7 @@ READ_ROUTES = """
 import json, urllib.request
 record = json.load(open("/run/sglang-rollout/engine.json"))
 request = urllib.request.Request("http://127.0.0.1:30000/openapi.json")
-request.add_header("Authorization", "Bearer " + record["adminKey"])
+request.add_header("Authorization", "Bearer " + record["dataKey"])
 paths = json.load(urllib.request.urlopen(request, timeout=20))["paths"]
 print(json.dumps([(method.upper(), path) for path, methods in paths.items() for method in methods]))
 """
