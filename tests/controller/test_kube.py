@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +145,39 @@ async def test_an_apply_with_an_unknown_field_can_never_succeed(server: Server) 
     with pytest.raises(Refused, match="field not declared"):
         await server.kube.apply(CONFIG_MAP, OBJECT, "test")
     assert len(server.requests) == 1
+
+
+KUBECONFIG = """
+apiVersion: v1
+kind: Config
+current-context: one
+contexts: [{name: one, context: {cluster: one, user: one}}]
+clusters: [{name: one, cluster: {server: "https://api.example:6443"}}]
+users: [{name: one, user: {token: secret}}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("environment", "proxy"),
+    [
+        ({}, None),
+        ({"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"HTTP_PROXY": "http://proxy:3128"}, None),
+        ({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": ".example,10.0.0.0/8"}, None),
+        ({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": "other.test"}, "http://proxy:3128"),
+    ],
+)
+async def test_the_environment_is_asked_for_a_proxy_once_and_not_at_every_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], proxy: str | None
+) -> None:
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "config").write_text(KUBECONFIG)
+    monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    configuration = await kube_module.load_configuration()
+    assert configuration.host == "https://api.example:6443"
+    assert configuration.proxy == proxy
+    assert configuration.client_session_kwargs == {"trust_env": False}

@@ -16,6 +16,8 @@ from .projections import Child, CreateFailure, child, create_failure, failed_obj
 FleetKey = tuple[str, str]
 OURS = f"{names.LABEL_MANAGED_BY}={names.MANAGED_BY}"
 FAILED_CREATE = "reason=FailedCreate,involvedObject.kind=StatefulSet"
+# The API server sends no bookmarks for events: a watch must end before its silence is taken for a dead connection.
+EVENTS_WATCH_SECONDS = (40.0, 70.0)
 FAILURE_COUNTS = timedelta(minutes=20)  # the StatefulSet controller tries, and says so, at least every 17 minutes
 
 
@@ -49,6 +51,7 @@ class Caches:
                 Informer(
                     kube, CORE_EVENT, namespace, self.failures,
                     project=create_failure, group_of=failed_object, on_change=self._failed, fields=FAILED_CREATE,
+                    watch_seconds=EVENTS_WATCH_SECONDS,
                 )
             )  # fmt: skip
 

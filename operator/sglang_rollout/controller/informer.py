@@ -78,6 +78,7 @@ class Informer(Generic[V]):
 
     project: the part of an object that is kept; None: the object is of no interest.
     group_of: what it belongs to.
+    watch_seconds: bounds of how long one watch lasts.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Informer(Generic[V]):
         on_change: Callable[[GroupKey], None],
         labels: str = "",
         fields: str = "",
+        watch_seconds: tuple[float, float] = WATCH_SECONDS,
     ) -> None:
         self.kind = kind
         self.namespace = namespace
@@ -105,6 +107,7 @@ class Informer(Generic[V]):
         self._on_change = on_change
         self._labels = labels
         self._fields = fields
+        self._watch_seconds = watch_seconds
 
     async def run(self) -> None:
         """For ever; ends by cancellation only."""
@@ -117,7 +120,7 @@ class Informer(Generic[V]):
                     since = await self._replace()
                     self.synced.set()
                     pause = FIRST_PAUSE
-                seconds = random.uniform(*WATCH_SECONDS)  # noqa: S311 spreads load
+                seconds = random.uniform(*self._watch_seconds)  # noqa: S311 spreads load
                 changes = self._kube.watch(self.kind, self.namespace, since, self._labels, self._fields, seconds)
                 async with aclosing(changes):
                     async for change, value in changes:

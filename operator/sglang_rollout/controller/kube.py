@@ -10,7 +10,8 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio.client import Configuration
@@ -40,7 +41,18 @@ async def load_configuration() -> Configuration:
     except ConfigException:
         await load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
     configuration.connection_pool_maxsize = 0  # no limit: watches hold connections; calls are bounded by IN_FLIGHT
+    # aiohttp would read the environment's proxies and a netrc file in two threads at every call: it is read once here.
+    configuration.client_session_kwargs = {"trust_env": False}
+    configuration.proxy = configuration.proxy or _proxy_of(configuration.host)
     return configuration
+
+
+def _proxy_of(url: str) -> str | None:
+    """The proxy that HTTPS_PROXY, HTTP_PROXY and NO_PROXY name for this URL."""
+    parts = urlsplit(url)
+    if proxy_bypass(parts.netloc):
+        return None
+    return getproxies().get(parts.scheme)
 
 
 async def authorization(configuration: Configuration) -> str:
