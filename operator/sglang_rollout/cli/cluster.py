@@ -50,10 +50,12 @@ class Cluster:
         return items
 
     def patch(self, name: str, spec: Object) -> Object:
-        """Merge-patch `spec` and nothing else; returns the object as it is then, or as it would be refused."""
-        return self.connection.call(
-            "PATCH", self._path(name), {"spec": spec}, fieldManager=FIELD_MANAGER, fieldValidation="Strict"
-        )
+        """Merge-patch `spec` and nothing else; returns the object as it is then."""
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        try:
+            return self.connection.call("PATCH", self._path(name), {"spec": spec}, **query)
+        except Unreachable as error:
+            raise Unreachable(f"{error.message}; whether the change was made is not known") from error
 
     def follow(self, name: str, deadline: Deadline, tell: Callable[[str], None]) -> Iterator[Object]:
         """The fleet now and after each change, until the deadline. An API server that is away is waited for (`tell`

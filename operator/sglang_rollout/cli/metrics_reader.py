@@ -43,11 +43,13 @@ class MetricsReader:
                 proxy_failure = failure
         try:
             text = self._forwarded(pod)
-        except Forbidden as failure:
-            first = proxy_failure or failure
-            if isinstance(first, Forbidden):
-                raise Forbidden(f"{first.message}\n({_RIGHTS})") from failure
-            raise Unreachable(f"{first.message}; a port-forward is not allowed: {failure.message}") from failure
+        except Failure as failure:
+            if proxy_failure is None:
+                raise
+            said = f"{proxy_failure.message}; by port-forward: {failure.message}"
+            if isinstance(proxy_failure, Forbidden):
+                raise Forbidden(f"{said}\n({_RIGHTS})") from failure
+            raise Unreachable(said) from failure
         self._proxy_works = proxy_failure is None and self._proxy_works
         return text
 
@@ -59,7 +61,7 @@ class MetricsReader:
             api = CoreV1Api(ApiClient(connection.client.configuration))
             try:
                 forward: Any = portforward(
-                    api.connect_get_namespaced_pod_portforward, pod, connection.namespace, ports=self._port
+                    api.connect_get_namespaced_pod_portforward, pod, connection.namespace, ports=str(self._port)
                 )
             except ApiException as error:
                 raise _forward_failure(pod, error) from error
