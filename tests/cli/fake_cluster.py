@@ -44,20 +44,24 @@ def fleet(generation: int = 1, status: Object | None = None, **spec: Any) -> Obj
 
 class FakeConnection(Connection):
     """answers: what is read or watched, in turn: a fleet, or a failure to raise; the last one stays. changes: what the
-    watch sends after each read. pods, logs: by name."""
+    watch sends after each read. listings: of pods, in turn, then `pods`; logs: by pod."""
 
     def __init__(self, *answers: Object | Failure, changes: Iterable[Object | Failure] = ()) -> None:
         super().__init__(None, "default")
         self.answers = list(answers)
         self.changes = list(changes)
         self.pods: list[Object] = []
+        self.listings: list[list[Object] | Failure] = []
         self.logs: dict[str, list[str] | Failure] = {}
         self.patches: list[Object] = []
         self.queries: list[dict[str, str]] = []
 
     def call(self, method: str, path: str, body: Object | None = None, **query: str) -> Object:
         if path.endswith("/pods"):
-            return {"items": self.pods}
+            found = self.listings.pop(0) if self.listings else self.pods
+            if isinstance(found, Failure):
+                raise found
+            return {"items": found}
         if method == "PATCH":
             assert body is not None
             self.patches.append(body)

@@ -180,9 +180,10 @@ def test_weights_history() -> None:
     assert [(item["version"], item["current"]) for item in items] == [("base", False), ("42", True)]
 
 
-def pod(name: str, *containers: str) -> Object:
-    parts = [{"name": one} for one in containers or ("engine",)]
-    return {"metadata": {"name": name, "uid": name}, "spec": {"containers": parts}}
+def pod(name: str, run: str = "") -> Object:
+    status = {"containerStatuses": [{"name": "engine", "containerID": run}]}
+    metadata = {"name": name, "uid": name}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "engine"}]}, "status": status}
 
 
 def logging(**logs: Any) -> FakeConnection:
@@ -240,3 +241,29 @@ def test_logs_that_are_not_there(connection: FakeConnection, words: str, code: i
 
     assert result.exit_code == code
     assert said in result.output
+
+
+def test_followed_logs_go_on_over_restarts_and_new_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_rollout.cli.log_reader.RELIST_SECONDS", 0.2)
+    first, second = "2026-01-02T03:04:05.000000001Z first", "2026-01-02T03:04:06.000000001Z second"
+    connection = FakeConnection(fleet())
+    connection.listings = [
+        [],
+        Unreachable("away"),
+        [pod("e0")],  # has no container yet
+        [pod("e0", "run-1")],
+        [pod("e0", "run-1")],  # read to its end: not again
+        [pod("e0", "run-2"), pod("e1", "run-1")],
+        [],
+        Forbidden("enough"),
+    ]
+    connection.logs = {"e0": [first, second], "e1": [second]}
+
+    result = call(connection, "logs", "fleet", "-f")
+
+    assert result.exit_code == 5
+    # The second run is asked for from the last line on, which is not shown twice.
+    assert result.stdout.splitlines() == ["e0 first", "e0 second", "e1 second"]
+    assert [query.get("sinceTime") for query in connection.queries] == [None, "2026-01-02T03:04:06.000000001Z", None]
+    assert "waiting for one" in result.stderr
+    assert "away; trying again" in result.stderr
