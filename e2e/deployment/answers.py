@@ -14,7 +14,7 @@ FINGERPRINT_TOLERANCE = 0.25
 class Answer:
     """One request to the router and what came of it. sent, received: monotonic seconds. status 0: no HTTP answer.
     version: the label in the answer. spans: the versions of its tokens in turn, as SGLang tells them.
-    prompt_logprobs: of the prompt's tokens, computed by the weights that served."""
+    prompt_logprobs: of the prompt's tokens, computed by the weights that served; None: not asked for."""
 
     sent: float
     received: float
@@ -23,7 +23,7 @@ class Answer:
     version: str = ""
     spans: tuple[str, ...] = ()
     text: str = ""
-    prompt_logprobs: tuple[float, ...] = ()
+    prompt_logprobs: tuple[float, ...] | None = None
 
     @property
     def ok(self) -> bool:
@@ -73,6 +73,7 @@ def mislabelled(answers: Iterable[Answer], fingerprints: Mapping[str, Sequence[f
         if one.ok
         and one.spans == (one.version,)
         and one.version in fingerprints
+        and one.prompt_logprobs is not None
         and not _matches(one.prompt_logprobs, fingerprints[one.version])
     ]
 

@@ -7,17 +7,18 @@ from typing import Any
 from e2e.cluster import Cluster
 from e2e.deployment.errors import DeploymentError
 
-# Finds SGLang's server process below the launcher (PID 1) and ends it as the kernel's OOM killer would.
+# Ends SGLang's server, the launcher's (PID 1) first child, as the kernel's OOM killer would.
 _KILL_ENGINE = """
 import os, signal
-for pid in filter(str.isdecimal, os.listdir("/proc")):
+def parent(pid):
     try:
-        words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\\0")
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
     except OSError:
-        continue
-    if pid != "1" and b"sglang.launch_server" in words:
-        os.kill(int(pid), signal.SIGKILL)
-        print(pid)
+        return ""
+children = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and parent(pid) == "1"]
+if children:
+    os.kill(min(children), signal.SIGKILL)
+    print(min(children))
 """
 
 

@@ -48,23 +48,24 @@ class RouterClient:
 
     async def generate(self, request: Request | None = None, *, timeout: float = ANSWER_SECONDS) -> Answer:
         """Send one request and wait for its answer; what goes wrong is in the answer."""
-        body = (request or Request()).body()
+        asked = request or Request()
         sent = time.monotonic()
         try:
-            response = await self._client.post(f"{self._url}/generate", json=body, timeout=timeout)
+            response = await self._client.post(f"{self._url}/generate", json=asked.body(), timeout=timeout)
         except httpx.HTTPError as error:
             return Answer(sent, time.monotonic(), 0, f"{type(error).__name__}: {error}")
-        return _answer(response, sent, time.monotonic())
+        return _answer(response, asked, sent, time.monotonic())
 
 
-def _answer(response: httpx.Response, sent: float, received: float) -> Answer:
+def _answer(response: httpx.Response, asked: Request, sent: float, received: float) -> Answer:
     if response.status_code != 200:
         return Answer(sent, received, response.status_code, response.text[:300])
     try:
         decoded = response.json()
         meta = decoded["meta_info"]
         finish = meta["finish_reason"]["type"]
-        logprobs = meta.get("input_token_logprobs") or ()
+        # The first token has no predecessor, so no log probability.
+        logprobs = tuple(float(one[0]) for one in meta.get("input_token_logprobs") or () if one[0] is not None)
         return Answer(
             sent,
             received,
@@ -73,8 +74,7 @@ def _answer(response: httpx.Response, sent: float, received: float) -> Answer:
             version=str(meta["weight_version"]),
             spans=tuple(str(span["version"]) for span in meta.get("weight_versions") or ()),
             text=decoded["text"],
-            # The first token has no predecessor, so no log probability.
-            prompt_logprobs=tuple(float(one[0]) for one in logprobs if one[0] is not None),
+            prompt_logprobs=logprobs if asked.fingerprint else None,
         )
     except (ValueError, KeyError, TypeError) as error:
         return Answer(sent, received, 200, f"not an answer of SGLang: {type(error).__name__}: {response.text[:200]}")

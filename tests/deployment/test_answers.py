@@ -8,7 +8,7 @@ FINGERPRINTS = {"1": (-1.0, -2.0), "2": (-4.0, -0.5)}
 
 
 def answer(sent: float, received: float, version: str, *, spans: tuple[str, ...] | None = None) -> Answer:
-    logprobs = FINGERPRINTS.get(version, ())
+    logprobs = FINGERPRINTS.get(version)
     return Answer(sent, received, 200, version=version, spans=spans or (version,), prompt_logprobs=logprobs)
 
 
@@ -33,9 +33,10 @@ def test_versions_that_come_back_are_found_over_three_versions() -> None:
 
 def test_a_label_that_differs_from_the_weights_is_found() -> None:
     wrong = Answer(0, 1, 200, version="2", spans=("2",), prompt_logprobs=FINGERPRINTS["1"])
-    without = Answer(0, 1, 200, version="2", spans=("2",))
+    without = Answer(0, 1, 200, version="2", spans=("2",), prompt_logprobs=())
+    not_asked = Answer(0, 1, 200, version="2", spans=("2",))
     spanning = answer(0, 1, "2", spans=("1", "2"))
-    assert mislabelled([wrong, without, spanning, answer(0, 1, "1")], FINGERPRINTS) == [wrong, without]
+    assert mislabelled([wrong, without, not_asked, spanning, answer(0, 1, "1")], FINGERPRINTS) == [wrong, without]
 
 
 def test_failures_are_told_once_with_their_count() -> None:
