@@ -43,7 +43,8 @@ def test_reads_hours_minutes_seconds(hours: int, minutes: int, seconds: int) -> 
     ("seconds", "text"),
     [
         (0, "0s"),
-        (0.42, "0.4s"),
+        (0.042, "42ms"),
+        (2.42, "2.4s"),
         (9.97, "10s"),
         (12.9, "12s"),
         (60, "1m"),
@@ -60,5 +61,5 @@ def test_writes_short(seconds: float, text: str) -> None:
 def test_what_is_written_is_nearly_what_was_meant(seconds: float) -> None:
     text = duration_text(seconds)
     days, _, rest = text.rpartition("d")
-    read = (int(days) * 86400 if days else 0) + (parse_duration(rest) if rest.strip("0.s") else 0)
+    read = (int(days) * 86400 if days else 0) + (parse_duration(rest) if rest.strip("0.ms") else 0)
     assert read == pytest.approx(seconds, rel=0.05, abs=1)

@@ -74,6 +74,12 @@ def test_memory(residency: str, tags: list[str], state: str | None, status: Obje
     assert state_of(goals.memory(residency, tags, state), fleet(status=status))[0] == expected
 
 
+def test_a_fleet_of_no_engines_has_released_all() -> None:
+    status = memory_status("Resident", "Resident", "Resident")
+
+    assert state_of(goals.memory("Released", ["kvCache"]), fleet(status=status, replicas=0))[0] == "Done"
+
+
 def weights_status(serving: str, target: str, phase: str, *conditions: Object, **transaction: Any) -> Object:
     move = {"transaction": {"id": "t", "version": "43", **transaction}} if transaction else {}
     weights = {"version": serving, "targetVersion": target, "phase": phase, **move}

@@ -23,7 +23,9 @@ def parse_duration(text: str) -> float:
 
 
 def duration_text(seconds: float) -> str:
-    """Short, for people: 0.4s, 12s, 3m20s, 5h, 3d4h."""
+    """Short, for people: 42ms, 2.4s, 12s, 3m20s, 5h, 3d4h."""
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1000:.0f}ms"
     if seconds < 10:
         return f"{seconds:.1f}s".replace(".0s", "s")
     whole = int(seconds)

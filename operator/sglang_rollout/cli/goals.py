@@ -84,7 +84,7 @@ def memory(residency: str, tags: Iterable[str], state: str | None = None) -> Goa
         engines = rollout.status.engines
         count = sum(1 for engine in engines if there(engine))
         reported = rollout.status.memory.to_object() if rollout.status.memory else {}
-        settled = all(reported.get(tag) == residency for tag in wanted)
+        settled = all(reported.get(tag) == residency for tag in wanted) or rollout.spec.replicas == 0
         # The fleet's word is Resident as soon as one engine is.
         if not settled or (residency == "Resident" and count < len(engines)):
             return Progress("Waiting", _news(rollout), count, len(engines))
