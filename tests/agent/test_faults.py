@@ -364,6 +364,7 @@ def test_one_fault_at_each_point_of_a_move(offered: dict[str, WeightVersion], fa
 @given(orders=st.lists(st.tuples(ORDERS, FAULTS, st.one_of(st.none(), st.integers(0, 8))), max_size=8))
 @example(orders=[(("breaks", 3), {}, 0), (TO_2, {}, None), (("kill agent",), {}, None), (("abort",), {}, None)])
 @example(orders=[(("busy", 1), {}, 0), (TO_2, {3: "agent"}, None), (PAUSED, {}, None)])
+@example(orders=[(PAUSED, {}, None), (("busy", 1), {}, 0), (TO_2, {}, None)])
 @example(orders=[(TO_2, {12: "agent"}, 4), (("move", "3", Step.PREPARE, PauseMode.RETRACT, KVCache.FLUSH), {}, None)])
 def test_any_orders_under_any_faults(offered: dict[str, WeightVersion], orders: Given) -> None:
     asyncio.run(scenario(orders, offered))

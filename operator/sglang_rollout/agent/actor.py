@@ -138,6 +138,7 @@ class Actor:
 
     async def _flush(self, force: bool) -> None:
         engine = self._watch.engine
+        self._note(began_at=self._began())  # it may have been paused long before the move
         try:
             await engine.flush_cache()
         except CacheBusy:

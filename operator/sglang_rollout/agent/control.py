@@ -57,6 +57,7 @@ class Control:
         self._lease_term = lease_term
         self._woken = asyncio.Event()
         self._launching = ""  # the start that waits for its order
+        self._last_start = ""  # the start that asked last of this process
         self._waits_for = ""
         self._killing = ""  # the start that is being killed
         self._probe_failure: tuple[str, str] = ("", "")  # start, sentence
@@ -98,7 +99,7 @@ class Control:
 
     async def launch(self, start_id: str) -> LaunchOrder:
         """Holds the launcher's request for a while. Raises NotYet."""
-        self._launching = start_id
+        self._launching = self._last_start = start_id
         deadline = self._clock() + LAUNCH_HOLD_SECONDS
         while self._launching == start_id:
             try:
@@ -127,7 +128,7 @@ class Control:
 
     def identity(self) -> AgentIdentity:
         group = self.desired.group if self.desired else None
-        start = self._launching or self._facts.start_id
+        start = self._last_start or self._facts.start_id
         return AgentIdentity(self._settings.pod_uid, self._settings.rank, group.incarnation if group else 0, start)
 
     @property
@@ -245,7 +246,7 @@ class Control:
 
     def _kill(self, reason: str, probe: bool = False) -> None:
         start = self._watch.record.start_id if self._watch.record else ""
-        if not start or self._killing == start:
+        if not start or self._killing == start or self._facts.state is EngineState.ABSENT:
             return
         self._killing = start
         if probe:
@@ -259,6 +260,7 @@ class Control:
             except EngineError as error:
                 log.error("cannot kill the engine: %s", error)
                 self._killing = ""
+                return  # asked again at the next look, which a failure must not hasten
             self._woken.set()
 
         task = asyncio.create_task(kill())
