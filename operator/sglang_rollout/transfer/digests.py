@@ -1,0 +1,44 @@
+"""Digests of buckets: XXH3 where the xxhash package is there (SGLang's own environment has it), else BLAKE2b, ten to
+twenty times slower. They find damage, not malice: who may send is decided by tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+XXH3 = "xxh3-128"
+BLAKE2B = "blake2b-128"
+CHUNK = 16 << 20
+
+
+class Hash(Protocol):
+    def update(self, data: Any, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+class UnknownDigest(Exception):
+    """The other side's algorithm is not available here."""
+
+
+def _algorithms() -> dict[str, Callable[[], Hash]]:
+    found: dict[str, Callable[[], Hash]] = {BLAKE2B: lambda: hashlib.blake2b(digest_size=16)}
+    try:
+        import xxhash
+    except ImportError:
+        return found
+    return {XXH3: xxhash.xxh3_128, **found}
+
+
+ALGORITHMS = _algorithms()
+"""By name, the fastest first."""
+
+
+def digest(algorithm: str, data: memoryview) -> str:
+    """Raises UnknownDigest. Releases the interpreter while it works."""
+    if algorithm not in ALGORITHMS:
+        raise UnknownDigest(f"digest {algorithm!r} cannot be computed here: use one of {', '.join(ALGORITHMS)}")
+    state = ALGORITHMS[algorithm]()
+    for begin in range(0, len(data), CHUNK):
+        state.update(data[begin : begin + CHUNK])
+    return state.hexdigest()

@@ -1,0 +1,52 @@
+"""What is computed over bytes in host memory: values that are Inf or NaN, and the sum that the engine's parameters are
+held against. NumPy, in pieces that stay in the processor's cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .dtypes import DTYPES
+from .manifest import Bucket
+
+CHUNK = 1 << 20  # bytes
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+WORD = 8
+
+
+def nonfinite(data: memoryview, dtype: str) -> int:
+    """How many elements are Inf or NaN. Either in a weight kills the engine at its next sampling."""
+    kind = DTYPES[dtype]
+    if not kind.nonfinite_mask:
+        return 0
+    word = _UNSIGNED[kind.itemsize]
+    elements: np.ndarray = np.frombuffer(data, word)
+    mask = word(kind.nonfinite_mask)
+    step = CHUNK // kind.itemsize
+    scratch: np.ndarray = np.empty(min(step, elements.size), word)
+    found = 0
+    for begin in range(0, elements.size, step):
+        piece = elements[begin : begin + step]
+        bits = np.bitwise_and(piece, np.array(mask), out=scratch[: piece.size])
+        if bits.max() == mask:  # the common case is one pass that finds nothing
+            found += int(np.count_nonzero(bits == mask))
+    return found
+
+
+def nonfinite_tensors(data: memoryview, bucket: Bucket) -> dict[str, int]:
+    """Counts by name, of the tensors that have any."""
+    counts = {
+        tensor.name: nonfinite(data[offset : offset + tensor.size], tensor.dtype)
+        for tensor, offset in bucket.placed()
+        if tensor.size
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def word_sum(data: memoryview) -> int:
+    """Sum of the 64-bit little-endian words, modulo 2**64. Bytes that do not fill a word count as one with zeros.
+
+    Rows of whole words may be cut and joined in any order, as tensor parallelism does, without changing it."""
+    whole = len(data) // WORD * WORD
+    words: np.ndarray = np.frombuffer(data[:whole], "<u8")
+    rest = int.from_bytes(bytes(data[whole:]), "little")
+    return (int(words.sum(dtype=np.uint64)) + rest) % (1 << 64)

@@ -1,0 +1,104 @@
+"""Host memory through which bytes get into a region of the stage, wherever that lies."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from .cuda_driver import CudaDriver
+from .stage_index import Region, StageUnusable
+
+
+class OpenRegion(Protocol):
+    """Windows of one region may be open at once in several threads if they do not overlap."""
+
+    @property
+    def in_host_memory(self) -> bool:
+        """Windows are the region itself: what is written may be read back from them."""
+        ...
+
+    def window(self, begin: int, size: int) -> object:
+        """A context manager of a writable memoryview; on exit without an error its bytes are in the region."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HostRegion:
+    """A file in shared memory, mapped."""
+
+    in_host_memory = True
+
+    def __init__(self, path: Path, size: int) -> None:
+        with path.open("r+b") as file:
+            if os.fstat(file.fileno()).st_size < size:
+                raise StageUnusable(f"{path} is shorter than the {size} bytes that the index says")
+            self._map = mmap.mmap(file.fileno(), size)
+        self._view = memoryview(self._map)
+
+    @contextmanager
+    def window(self, begin: int, size: int) -> Iterator[memoryview]:
+        with self._view[begin : begin + size] as view:
+            yield view
+
+    def close(self) -> None:
+        self._view.release()
+        self._map.close()
+
+
+class DeviceRegion:
+    """GPU memory of a holder process. Each window is a host buffer, copied over on exit."""
+
+    in_host_memory = False
+
+    def __init__(self, driver: CudaDriver, handle: str) -> None:
+        self._driver = driver
+        self._address = driver.open(handle)
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def window(self, begin: int, size: int) -> Iterator[memoryview]:
+        buffer = bytearray(size)
+        with memoryview(buffer) as view:
+            yield view
+        if size:
+            pinned = (ctypes.c_char * size).from_buffer(buffer)
+            with self._lock:
+                self._driver.copy_in(self._address + begin, ctypes.addressof(pinned), size)
+
+    def close(self) -> None:
+        self._driver.close(self._address)
+
+
+def reserve_file(path: Path, size: int) -> None:
+    """A file of shared memory whose pages are all there: writing into a full tmpfs kills with SIGBUS, this raises
+    StageUnusable."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(descriptor).st_size != size:
+            os.ftruncate(descriptor, 0)
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        free = os.statvfs(path.parent)
+        raise StageUnusable(
+            f"{path.parent} has no room for a stage of {size} bytes ({free.f_bavail * free.f_frsize} are free): raise "
+            f"engine.sharedMemorySize ({error.strerror})"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def open_region(folder: Path, region: Region, driver: CudaDriver | None = None) -> HostRegion | DeviceRegion:
+    """`driver` for GPU memory. Raises StageUnusable, OSError, CudaError."""
+    if region.path:
+        return HostRegion(folder / region.path, region.size)
+    if driver is None:
+        raise StageUnusable("the stage is in GPU memory and this process uses no GPU")
+    return DeviceRegion(driver, region.handle)

@@ -1,0 +1,186 @@
+"""The staged weights of a pod, as the agent keeps them: reserved once, written bucket by bucket with every byte
+checked, sealed when whole. Survives the agent: what was sealed is found again."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from .comparison import some
+from .cuda_driver import CudaDriver
+from .digests import digest
+from .host_checks import nonfinite_tensors, word_sum
+from .manifest import Bucket, Manifest
+from .regions import DeviceRegion, HostRegion, open_region, reserve_file
+from .stage_index import (
+    INDEX,
+    Placement,
+    Region,
+    Sealed,
+    SlotEntry,
+    StageIndex,
+    StageUnusable,
+    read_index,
+    write_index,
+    write_whole,
+)
+
+SLOT_NAMES = ("a", "b")
+
+
+class BytesRefused(Exception):
+    """Bytes that came are not what was announced, or must not reach an engine; names the tensor."""
+
+
+def reserve_host(folder: Path, slot_bytes: int, slots: int) -> Stage:
+    """A stage of `slots` (1 or 2) versions in shared memory, of `slot_bytes` each. What an earlier agent left there is
+    kept when the sizes are the same. Raises StageUnusable with the numbers when there is no room."""
+    names = SLOT_NAMES[:slots]
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = StageIndex(tuple(SlotEntry(name, (Region(slot_bytes, path=f"{name}.bytes"),)) for name in names))
+    kept = _kept(folder, wanted)
+    if kept is None:
+        (folder / INDEX).unlink(missing_ok=True)
+        for old in folder.glob("*.bytes"):
+            old.unlink()
+    try:
+        for slot in wanted.slots:
+            reserve_file(folder / slot.regions[0].path, slot_bytes)
+    except StageUnusable:
+        for slot in wanted.slots:
+            (folder / slot.regions[0].path).unlink(missing_ok=True)
+        raise
+    if kept is None:
+        write_index(folder, wanted)
+    return Stage(folder)
+
+
+def _kept(folder: Path, wanted: StageIndex) -> StageIndex | None:
+    try:
+        found = read_index(folder)
+    except StageUnusable:
+        return None
+    return found if [s.regions for s in found.slots] == [s.regions for s in wanted.slots] else None
+
+
+class Stage:
+    """An open stage. `driver` for one in GPU memory."""
+
+    def __init__(self, folder: Path, driver: CudaDriver | None = None) -> None:
+        """Raises StageUnusable when none was reserved in `folder`."""
+        self.folder = folder
+        self._driver = driver
+        self._index = read_index(folder)
+
+    @property
+    def slots(self) -> tuple[SlotEntry, ...]:
+        return self._index.slots
+
+    def holds(self, root: str) -> bool:
+        return any(slot.sealed is not None and slot.sealed.root == root for slot in self.slots)
+
+    def free_slot(self, keep: str) -> SlotEntry:
+        """The slot to write next: an empty one, else one that does not hold `keep` (a root), else the only one."""
+        empty = [slot for slot in self.slots if slot.sealed is None]
+        other = [slot for slot in self.slots if slot.sealed is not None and slot.sealed.root != keep]
+        return (*empty, *other, *self.slots)[0]
+
+    def write(self, slot: str, algorithm: str, *, allow_nonfinite: bool = False) -> StageWriter:
+        """From here on the slot holds nothing until it is sealed. No engine may be applying it."""
+        self._note(slot, None)
+        return StageWriter(self, self._index.slot(slot), algorithm, self._driver, allow_nonfinite)
+
+    def seal(self, slot: SlotEntry, version: str, manifest: Manifest, total: int | None) -> None:
+        write_whole(self.folder / slot.manifest_file, manifest.to_json())
+        self._note(slot.name, Sealed(version, manifest.root, total))
+
+    def _note(self, slot: str, sealed: Sealed | None) -> None:
+        # Read anew: what writes is often a child of the agent, which has a Stage of its own.
+        self._index = read_index(self.folder).with_sealed(slot, sealed)
+        write_index(self.folder, self._index)
+
+
+class StageWriter:
+    """Fills one slot. Buckets are placed in the order of place(), and may be filled by several threads."""
+
+    def __init__(
+        self, stage: Stage, slot: SlotEntry, algorithm: str, driver: CudaDriver | None, allow_nonfinite: bool
+    ) -> None:
+        self._stage = stage
+        self._slot = slot
+        self._algorithm = algorithm
+        self._allow_nonfinite = allow_nonfinite
+        self._placement = Placement(slot.regions)
+        self._places: list[tuple[Bucket, int, int]] = []
+        self._digests: dict[int, str] = {}
+        self._total = 0
+        self._lock = threading.Lock()
+        self._open = ExitStack()
+        self._regions: list[HostRegion | DeviceRegion] = []
+        for region in slot.regions:
+            opened = open_region(stage.folder, region, driver)
+            self._open.callback(opened.close)
+            self._regions.append(opened)
+        self.nonfinite: dict[str, int] = {}
+
+    def __enter__(self) -> StageWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def place(self, bucket: Bucket) -> int:
+        """The bucket's number. Raises StageUnusable when the slot is full."""
+        region, offset = self._placement.place(bucket)
+        self._places.append((bucket, region, offset))
+        return len(self._places) - 1
+
+    @contextmanager
+    def fill(self, number: int) -> Iterator[memoryview]:
+        """The bucket's bytes, to be written whole; checked on exit. Raises BytesRefused when the bucket announced
+        another digest, or for values that are not finite."""
+        bucket, region, offset = self._places[number]
+        with self._regions[region].window(offset, bucket.size) as view:
+            yield view
+            found = digest(self._algorithm, view)
+            if bucket.digest and bucket.digest != found:
+                raise BytesRefused(
+                    f"bucket {number}, of tensors {some(t.name for t in bucket.tensors)}, has digest {found} and was "
+                    f"announced with {bucket.digest}"
+                )
+            bad = nonfinite_tensors(view, bucket)
+            if bad and not self._allow_nonfinite:
+                counts = some((f"{name} ({count})" for name, count in bad.items()))
+                raise BytesRefused(f"values that are Inf or NaN, of which the engine would die, in tensors {counts}")
+            total = word_sum(view)
+        with self._lock:
+            self._digests[number] = found
+            self._total = (self._total + total) % (1 << 64)
+            self.nonfinite |= bad
+
+    def seal(self, version: str, *, root: str = "", aliases: Mapping[str, str] | None = None) -> Manifest:
+        """The slot now holds `version`. Raises BytesRefused when a bucket is missing or the whole is not `root`
+        (when given), ManifestRefused."""
+        missing = [number for number in range(len(self._places)) if number not in self._digests]
+        if missing:
+            raise BytesRefused(
+                f"{len(missing)} of {len(self._places)} buckets have not come, the first is {missing[0]}"
+            )
+        buckets = tuple(Bucket(place[0].tensors, self._digests[n]) for n, place in enumerate(self._places))
+        manifest = Manifest(buckets, self._algorithm, aliases or {})
+        if root and manifest.root != root:
+            raise BytesRefused(f"the weights have digest {manifest.root[:12]} and were announced with {root[:12]}")
+        whole_words = all(tensor.size % 8 == 0 for bucket in buckets for tensor in bucket.tensors)
+        self._stage.seal(self._slot, version, manifest, self._total if whole_words else None)
+        return manifest
+
+
+def device_index(folder: Path, slots: Sequence[Sequence[Region]]) -> None:
+    """Written by the holder of GPU memory when it has reserved it: one list of regions for each slot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_index(folder, StageIndex(tuple(SlotEntry(n, tuple(r)) for n, r in zip(SLOT_NAMES, slots, strict=False))))

@@ -1,0 +1,153 @@
+"""The file by which agent, transports and the engine's hook of one pod find the staged bytes. Standard library only.
+
+A slot holds one version. Its bytes lie in regions: a file in shared memory, or GPU memory that a holder process
+exports. Only what is sealed may be read."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from .manifest import Bucket, Manifest, ManifestRefused
+
+FORMAT = 1
+INDEX = "index.json"
+ALIGNMENT = 512  # of a bucket in its region: what device copies like best, and any element type's need
+DEFAULT_FOLDER = "/dev/shm/sglang-rollout"  # noqa: S108 - shared memory of the pod
+ENV_FOLDER = "SGLANG_ROLLOUT_STAGE_DIR"
+
+
+class StageUnusable(Exception):
+    """There is no stage, or not the bytes asked for; the sentence says which."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """`size` in bytes. `gpu` is "" for shared memory in the file `path` (relative to the index), else the UUID of the
+    GPU ("GPU-...") whose memory the CUDA IPC handle `handle` (hex) opens."""
+
+    size: int
+    path: str = ""
+    gpu: str = ""
+    handle: str = ""
+
+
+@dataclass(frozen=True)
+class Sealed:
+    """What a slot holds, whole and verified. `word_sum` of all tensors as in host_checks, None when not computed."""
+
+    version: str
+    root: str
+    word_sum: int | None = None
+
+
+@dataclass(frozen=True)
+class SlotEntry:
+    name: str
+    regions: tuple[Region, ...]
+    sealed: Sealed | None = None
+
+    @property
+    def manifest_file(self) -> str:
+        return f"{self.name}.manifest.json"
+
+
+@dataclass(frozen=True)
+class StageIndex:
+    slots: tuple[SlotEntry, ...]
+
+    def slot(self, name: str) -> SlotEntry:
+        for slot in self.slots:
+            if slot.name == name:
+                return slot
+        raise StageUnusable(f"the stage has no slot {name!r}")
+
+    def holding(self, root: str) -> SlotEntry:
+        """Raises StageUnusable."""
+        for slot in self.slots:
+            if slot.sealed is not None and slot.sealed.root == root:
+                return slot
+        held = ", ".join(f"{s.sealed.version} ({s.sealed.root[:12]})" for s in self.slots if s.sealed) or "nothing"
+        raise StageUnusable(f"weights with digest {root[:12]} are not staged here: the stage holds {held}")
+
+    def with_sealed(self, name: str, sealed: Sealed | None) -> StageIndex:
+        return StageIndex(tuple(replace(s, sealed=sealed) if s.name == name else s for s in self.slots))
+
+
+def read_index(folder: Path) -> StageIndex:
+    """Raises StageUnusable."""
+    try:
+        value = json.loads((folder / INDEX).read_bytes())
+        if value["format"] != FORMAT:
+            raise StageUnusable(f"{folder / INDEX} is of format {value['format']}, not {FORMAT}")
+        return StageIndex(
+            tuple(
+                SlotEntry(
+                    str(slot["name"]),
+                    tuple(Region(**region) for region in slot["regions"]),
+                    Sealed(**slot["sealed"]) if slot["sealed"] else None,
+                )
+                for slot in value["slots"]
+            )
+        )
+    except FileNotFoundError:
+        raise StageUnusable(f"there is no stage in {folder}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise StageUnusable(f"{folder / INDEX} cannot be read: {error!r}") from error
+
+
+def write_index(folder: Path, index: StageIndex) -> None:
+    write_whole(folder / INDEX, json.dumps({"format": FORMAT, **asdict(index)}).encode())
+
+
+def read_manifest(folder: Path, slot: SlotEntry) -> Manifest:
+    """The manifest of what the slot holds, equal to its root. Raises StageUnusable."""
+    if slot.sealed is None:
+        raise StageUnusable(f"slot {slot.name} holds nothing")
+    try:
+        manifest = Manifest.from_json((folder / slot.manifest_file).read_bytes())
+    except (OSError, ManifestRefused) as error:
+        raise StageUnusable(f"the manifest of slot {slot.name} cannot be read: {error}") from error
+    if manifest.root != slot.sealed.root:
+        raise StageUnusable(
+            f"the manifest of slot {slot.name} has digest {manifest.root[:12]}, the index says {slot.sealed.root[:12]}"
+        )
+    return manifest
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Readers see the old file or the new one. Kept through a crash of processes, not of the machine: it is memory."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+class Placement:
+    """Where each bucket lies, one after the other: in the region that has most room left, so that buckets spread over
+    the GPUs. Writers and readers compute it alike."""
+
+    def __init__(self, regions: Sequence[Region]) -> None:
+        self._regions = regions
+        self._used = [0] * len(regions)
+
+    def place(self, bucket: Bucket) -> tuple[int, int]:
+        """Region and offset in it. Raises StageUnusable when the bucket fits nowhere."""
+        room = [region.size - used for region, used in zip(self._regions, self._used, strict=True)]
+        chosen = max(range(len(room)), key=lambda i: room[i], default=None)
+        if chosen is None or room[chosen] < bucket.size:
+            total = sum(region.size for region in self._regions)
+            raise StageUnusable(
+                f"a bucket of {bucket.size} bytes does not fit: {sum(self._used)} of the slot's {total} bytes are "
+                "taken, give the stage more memory"
+            )
+        offset = self._used[chosen]
+        self._used[chosen] = -(-(offset + bucket.size) // ALIGNMENT) * ALIGNMENT
+        return chosen, offset
+
+
+def slot_bytes(manifest: Manifest) -> int:
+    """What a slot of one region needs for these weights."""
+    return sum(-(-bucket.size // ALIGNMENT) * ALIGNMENT for bucket in manifest.buckets)
