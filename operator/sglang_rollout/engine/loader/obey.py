@@ -1,0 +1,205 @@
+"""One call of the agent: done, and reported whatever came of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_rollout.transfer.cuda_driver import CudaError
+from sglang_rollout.transfer.hook_call import CallRefused, HookCall
+from sglang_rollout.transfer.hook_report import HookReport, write_report
+from sglang_rollout.transfer.manifest import Manifest
+from sglang_rollout.transfer.stage_index import (
+    DEFAULT_FOLDER,
+    ENV_FOLDER,
+    SlotEntry,
+    StageUnusable,
+    read_index,
+    read_manifest,
+)
+
+from .copies import RehearsalImpossible, rehearse, unblocked_copies
+from .mapped import MappedStage
+from .sums import parameter_sums, sums_digest, whole_sum
+
+
+class LoadRefused(Exception):
+    """The model cannot take the weights, or has not taken them; the sentence says why."""
+
+
+@dataclass
+class LoaderState:
+    """What one process keeps between calls. Rehearsed layouts by model and digest: loading is a function of names,
+    shapes and types, so what went well once need not be proven inside every pause."""
+
+    stage: MappedStage | None = None
+    rehearsed: dict[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+
+
+_STATE = LoaderState()
+
+
+def obey(model: Any, names: Sequence[str], state: LoaderState = _STATE) -> HookReport | None:
+    """Returns the report that was written; None when there was nothing to answer."""
+    folder = Path(os.environ.get(ENV_FOLDER, DEFAULT_FOLDER))
+    try:
+        call = HookCall.from_name(names[0] if len(names) == 1 else "")
+    except CallRefused as error:
+        print(f"weight loader: {error}", flush=True)
+        return None
+    if call.model and call.model != type(model).__name__:
+        return None
+    report = _blank(model, call)
+    work = Work(model, call, state, folder)
+    try:
+        with torch.no_grad():
+            getattr(work, call.action)()
+    except (LoadRefused, StageUnusable, CudaError) as error:
+        report = replace(report, problem=str(error))
+    except Exception as error:
+        report = replace(report, problem=f"{type(error).__name__}: {error}"[:2000])
+    report = replace(
+        report,
+        written=work.written,
+        notes=tuple(work.notes),
+        compared=work.compared,
+        sums_digest=work.sums_digest,
+        seconds=work.seconds,
+    )
+    write_report(folder, report)
+    return report
+
+
+class Work:
+    """One call under way."""
+
+    def __init__(self, model: Any, call: HookCall, state: LoaderState, folder: Path) -> None:
+        self._model = model
+        self._call = call
+        self._state = state
+        self._folder = folder
+        self._device = _device(model)
+        self.written = False
+        self.notes: list[str] = []
+        self.compared = ""
+        self.sums_digest = ""
+        self.seconds: dict[str, float] = {}
+
+    def register(self) -> None:
+        index = read_index(self._folder)
+        stage = self._stage()
+        with self._timed("map"):
+            for slot in index.slots:
+                stage.map(slot, pin=self._device.type == "cuda")
+        for slot in index.slots:
+            if slot.sealed is not None:
+                self._rehearse(read_manifest(self._folder, slot))
+
+    def check(self) -> None:
+        slot, manifest = self._find()
+        with self._timed("map"):
+            self._stage().map(slot, pin=self._device.type == "cuda")
+        self._rehearse(manifest)
+
+    def apply(self) -> None:
+        slot, manifest = self._find()
+        stage = self._stage()
+        with self._timed("map"):
+            stage.map(slot, pin=self._device.type == "cuda")
+        notes = self._rehearse(manifest)
+        with self._timed("wait"):
+            self._synchronize()  # a forward pass may be under way: an in-place pause does not wait for it
+        self.written = True
+        with self._timed("copy"):
+            with unblocked_copies(stage.on_host(slot) and self._device.type == "cuda"):
+                self._model.load_weights(stage.tensors(slot, manifest))
+            self._synchronize()
+        if read_index(self._folder).slot(slot.name).sealed != slot.sealed:
+            raise LoadRefused("the stage was given up while it was being loaded: load it again")
+        if self._call.sums:
+            self._compare(slot, exact=not notes)
+
+    def sums(self) -> None:
+        with self._timed("sums"):
+            self.sums_digest = sums_digest(parameter_sums(self._model))
+
+    def _find(self) -> tuple[SlotEntry, Manifest]:
+        with self._timed("find"):
+            slot = read_index(self._folder).holding(self._call.root)
+            return slot, read_manifest(self._folder, slot)
+
+    def _stage(self) -> MappedStage:
+        if self._state.stage is None or self._state.stage.folder != self._folder:
+            self._state.stage = MappedStage(self._folder, self._device)
+        return self._state.stage
+
+    def _rehearse(self, manifest: Manifest) -> tuple[str, ...]:
+        """Loads without writing, once for each layout. Raises LoadRefused."""
+        key = (id(self._model), manifest.layout)
+        if key not in self._state.rehearsed:
+            with self._timed("rehearse"):
+                try:
+                    outcome = rehearse(self._model, manifest.tensors.values())
+                except RehearsalImpossible as reason:
+                    self._state.rehearsed[key] = (f"whether the model can take every tensor was not tried: {reason}",)
+                else:
+                    if outcome.problems:
+                        raise LoadRefused("; ".join(outcome.problems))
+                    self._state.rehearsed[key] = outcome.notes
+        notes = self._state.rehearsed[key]
+        self.notes.extend(notes)
+        return notes
+
+    def _compare(self, slot: SlotEntry, *, exact: bool) -> None:
+        with self._timed("sums"):
+            sums = parameter_sums(self._model)
+            self.sums_digest = sums_digest(sums)
+        total = whole_sum(sums)
+        staged = slot.sealed.word_sum if slot.sealed else None
+        if _world()[1] != 1:
+            self.compared = "not held against the stage: this rank has a part of it"
+        elif staged is None or total is None or not exact:
+            self.compared = "not held against the stage: not all bytes are loaded as they are"
+        elif total == staged:
+            self.compared = "equal"
+        else:
+            self.compared = "different"
+            raise LoadRefused("the model's bytes are not the staged ones after loading them: their sums differ")
+
+    def _synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = round(self.seconds.get(name, 0.0) + time.perf_counter() - begin, 6)
+
+
+def _blank(model: Any, call: HookCall) -> HookReport:
+    rank, world = _world()
+    return HookReport(
+        call.transaction, str(call.action), rank, world, type(model).__name__, os.getpid(), call.version, call.root
+    )
+
+
+def _world() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _device(model: Any) -> Any:
+    for parameter in model.parameters():
+        return parameter.device
+    return torch.device("cpu")

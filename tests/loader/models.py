@@ -1,0 +1,64 @@
+"""Models that load as SGLang's do: fused parameters, padding, tied embeddings, shards, and the odd ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+Named = Iterable[tuple[str, Any]]
+
+
+class FusedModel(torch.nn.Module):  # type: ignore[misc]
+    """embed [16,8] padded to 20 rows, qkv fused of q [8,8], k [4,8], v [4,8], and a norm; rank `rank` of `world`."""
+
+    def __init__(self, *, tied: bool = False, rank: int = 0, world: int = 1, dtype: Any = torch.bfloat16) -> None:
+        super().__init__()
+        self.rank, self.world = rank, world
+        rows = 16 // world
+
+        def parameter(*shape: int, kind: Any = dtype) -> Any:
+            return torch.nn.Parameter(torch.randn(*shape).to(kind), requires_grad=False)
+
+        self.embed = parameter(20, 8)
+        self.qkv = parameter(rows, 8)
+        self.norm = parameter(8, kind=torch.float32)
+        self.head = self.embed if tied else parameter(16, 8)
+
+    def load_weights(self, weights: Named) -> None:
+        places = {"q": (0, 8), "k": (8, 4), "v": (12, 4)}
+        for name, loaded in weights:
+            if name == "embed.weight":
+                assert loaded.shape == (16, 8), f"{tuple(loaded.shape)} is no embedding"
+                self.embed.data[:16].copy_(loaded)
+                self.embed.data[16:].fill_(0)
+            elif name in places:
+                begin, rows = places[name]
+                part = rows // self.world
+                shard = loaded.narrow(0, self.rank * part, part)
+                target = self.qkv.data.narrow(0, begin // self.world, part)
+                assert target.shape == shard.shape, f"{name}: {tuple(target.shape)} is not {tuple(shard.shape)}"
+                target.copy_(shard)
+            elif name == "norm":
+                self.norm.data.copy_(loaded)
+            elif name == "head" and self.head is not self.embed:
+                self.head.data[:] = loaded
+
+
+class ThreadedModel(FusedModel):
+    """Copies in threads, as some of SGLang's loaders do."""
+
+    def load_weights(self, weights: Named) -> None:
+        with ThreadPoolExecutor() as pool:
+            copies = [pool.submit(super(ThreadedModel, self).load_weights, [one]) for one in weights]
+            for copy in copies:
+                copy.result()
+
+
+class ReadingModel(FusedModel):
+    """Reads a value while it loads."""
+
+    def load_weights(self, weights: Named) -> None:
+        super().load_weights((name, loaded + 0 * loaded.sum().item()) for name, loaded in weights)
