@@ -67,6 +67,11 @@ class SimEngine:
     operations: dict[str, OperationReport] = field(default_factory=dict)
 
     @property
+    def unfit(self) -> bool:
+        """It stays paused whatever is asked: it could only generate nonsense."""
+        return bool(self.released or self.void)
+
+    @property
     def key(self) -> str:
         return f"key-{self.start_id}"
 
@@ -80,6 +85,8 @@ class SimPod:
     rank: int
     spec_hash: str
     terminating: bool = False
+    gone_by: datetime | None = None
+    unreachable: bool = False  # its node: the engine and its connections to the routers may still live
     desired: AgentDesired | None = None
     engine: SimEngine | None = None
     move: MoveReport | None = None
@@ -99,6 +106,7 @@ class Simulation:
         self.boot = WeightVersion("", "")
         self.delivered_agents: dict[str, AgentReport] = {}
         self.delivered_routers: dict[str, RouterReport] = {}
+        self.silent: dict[str, str] = {}
         self.bad_paths: set[str] = set()
         self.break_next_apply = False
         self.events: list[str] = []
@@ -132,6 +140,7 @@ class Simulation:
             pods=tuple(self._pod_view(pod) for pod in self.pods.values()),
             agents={uid: report for uid, report in self.delivered_agents.items() if uid in self.pods},
             routers={uid: report for uid, report in self.delivered_routers.items() if uid in self.pods},
+            silent={uid: why for uid, why in self.silent.items() if uid in self.pods},
         )
 
     def reconcile(self, status_write_fails: bool = False) -> Plan:
@@ -168,7 +177,12 @@ class Simulation:
         if kind == "StatefulSet":
             self.stateful_sets.pop(name, None)
         if kind == "Pod" and uid in self.pods:
-            self.pods[uid].terminating = True
+            self._terminate(self.pods[uid])
+
+    def _terminate(self, pod: SimPod) -> None:
+        if not pod.terminating:
+            pod.terminating = True
+            pod.gone_by = self.now + timedelta(seconds=60)
 
     # --- the world, one small step each ---
 
@@ -176,7 +190,9 @@ class Simulation:
         """Terminating pods go, missing pods come."""
         for uid, pod in list(self.pods.items()):
             orphan = pod.engine_index is not None and names.engine_name("f", pod.engine_index) not in self.stateful_sets
-            if pod.terminating or orphan:
+            if orphan and not pod.terminating:
+                self._terminate(pod)
+            if pod.terminating and not pod.unreachable:
                 del self.pods[uid]
         nodes = self.rollout.spec.engine.nodes
         for name, stamps in self.stateful_sets.items():
@@ -194,7 +210,7 @@ class Simulation:
 
     def run_pod(self, uid: str) -> None:
         pod = self.pods.get(uid)
-        if pod is None or pod.terminating:
+        if pod is None or pod.terminating or pod.unreachable:
             return
         if pod.engine_index is None:
             if pod.router_desired is not None:
@@ -218,7 +234,7 @@ class Simulation:
         elif pod.engine.state is EngineState.STARTING:
             pod.engine.state = EngineState.SERVING
         elif desired is not None and not self._mid_move(pod):
-            pod.engine.paused = desired.execution.state is ExecutionState.PAUSED or bool(pod.engine.released)
+            pod.engine.paused = desired.execution.state is ExecutionState.PAUSED or pod.engine.unfit
             if pod.rank == 0:
                 self._run_memory(pod, pod.engine, desired)
                 self._run_operations(pod, pod.engine, desired)
@@ -285,6 +301,8 @@ class Simulation:
         if step is Step.PREPARE and order.weights.path in self.bad_paths:
             pod.move = replace(pod.move, error="tensor x has another shape", refused=True)
             return
+        if step > Step.PREPARE and MemoryTag.WEIGHTS in engine.released:
+            return  # an order that was made before the release: the agent refuses what would kill its engine
         if pod.rank == 0:
             if step is Step.PAUSE:
                 engine.paused = True
@@ -295,12 +313,11 @@ class Simulation:
                     engine.mixed = True
                     pod.move = replace(pod.move, error="apply failed", dirty=True)
                     return
-                assert MemoryTag.WEIGHTS not in engine.released, "nothing can be put into released weights"
                 engine.bytes_version = order.weights.version
                 engine.void = ""
             if step is Step.CONTINUE:
                 asked = bool(pod.desired and pod.desired.execution.state is ExecutionState.PAUSED)
-                engine.paused = asked or bool(engine.released)
+                engine.paused = asked or engine.unfit
         pod.move = replace(pod.move, reached=step)
 
     # --- reports ---
@@ -310,7 +327,11 @@ class Simulation:
         pod = self.pods.get(uid)
         if pod is None:
             return
-        if pod.engine_index is None:
+        if pod.unreachable:
+            self.silent[uid] = "does not answer"
+            self.delivered_agents.pop(uid, None)
+            self.delivered_routers.pop(uid, None)
+        elif pod.engine_index is None:
             self.delivered_routers[uid] = self._router_report(pod)
         else:
             self.delivered_agents[uid] = self._agent_report(pod)
@@ -368,6 +389,7 @@ class Simulation:
             phase="Running",
             ready=pod.engine_index is None or up,
             terminating=pod.terminating,
+            gone_by=pod.gone_by,
             spec_hash=pod.spec_hash,
         )
 
@@ -381,7 +403,18 @@ class Simulation:
 
     def delete_pod(self, uid: str) -> None:
         if uid in self.pods:
-            self.pods[uid].terminating = True
+            self._terminate(self.pods[uid])
+
+    def lose_node_of(self, uid: str) -> None:
+        """The node of an engine's pod is cut off: nobody hears it or can end it; routers may still reach it."""
+        if uid in self.pods and self.pods[uid].engine_index is not None:
+            self.pods[uid].unreachable = True
+            self._terminate(self.pods[uid])
+
+    def return_nodes(self) -> None:
+        for pod in self.pods.values():
+            pod.unreachable = False
+            self.silent.pop(pod.uid, None)
 
     def restart_router(self, uid: str) -> None:
         if uid in self.pods:

@@ -92,6 +92,30 @@ def test_an_engine_that_fails_in_mid_commit_is_restarted_at_the_new_version() ->
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
+def test_an_engine_on_a_lost_node_is_replaced_under_a_new_index(nodes: int) -> None:
+    fleet = Simulation(engine={"image": "i", "nodes": nodes, "tensorParallelSize": nodes})
+    fleet.settle()
+    fleet.lose_node_of(next(p.uid for p in fleet.pods.values() if p.name == f"f-e0-{nodes - 1}"))
+    fleet.settle(10)
+    assert set(fleet.serving()) == {"f-e1-0"}
+    assert set(fleet.stateful_sets) == {"f-e0", "f-e1"}, "a pod that ends slowly is no lost node"
+    fleet.settle(200)
+    assert set(fleet.serving()) == {"f-e1-0", "f-e2-0"}
+    assert set(fleet.stateful_sets) == {"f-e1", "f-e2"}
+    assert "EngineReplaced" in fleet.events
+    assert fleet.condition("Ready").status == "True"
+    assert fleet.condition("Degraded").reason == "PodNotEnding"
+    fleet.return_nodes()
+    fleet.settle()
+    assert fleet.condition("Degraded").status == "False"
+    assert set(fleet.serving()) == {"f-e1-0", "f-e2-0"}, "a replacement stays"
+    assert fleet.condition("Ready").status == "True"
+    fleet.patch(replicas=1)
+    fleet.settle()
+    assert set(fleet.serving()) == {"f-e1-0"}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
 def test_losing_any_pod_recreates_the_whole_group(nodes: int) -> None:
     for rank in range(nodes):
         engine = {"image": "i", "nodes": nodes, "tensorParallelSize": nodes}
@@ -227,6 +251,8 @@ FAULTS = st.one_of(
     st.tuples(st.just("delete_pod"), st.integers(0, 7)),
     st.tuples(st.just("restart_router"), st.integers(0, 7)),
     st.tuples(st.just("break_apply"), st.just(0)),
+    st.tuples(st.just("lose_node"), st.integers(0, 7)),
+    st.tuples(st.just("return_nodes"), st.just(0)),
     st.tuples(st.just("wait"), st.integers(1, 400)),
 )
 PATCHES = st.one_of(
@@ -258,6 +284,10 @@ def act(fleet: Simulation, action: tuple[str, Any], strategy: dict[str, Any], ch
             fleet.delete_pod(uid)
         case "restart_router":
             fleet.restart_router(uid)
+        case "lose_node":
+            fleet.lose_node_of(uid)
+        case "return_nodes":
+            fleet.return_nodes()
         case "break_apply":
             fleet.break_next_apply = True
         case "version" | "bad_version":

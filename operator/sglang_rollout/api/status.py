@@ -64,6 +64,10 @@ class WeightsStatus(ApiModel):
     version: str = Field(default="", max_length=128, description="What every routable engine serves.")
     target_version: str = Field(default="", max_length=128, description="What the fleet should serve.")
     phase: WeightPhase = Field(default="Idle", description="How far the move to the target is.")
+    served: bool = Field(
+        default=False,
+        description="Whether an engine was ever routable; before that a refused version protects nothing.",
+    )
     epoch: int = Field(
         default=0, ge=0, description="Membership of the transfer group; grows when an engine comes or goes."
     )

@@ -40,6 +40,7 @@ def pod_view(value: Object) -> PodView | None:
         phase=status.get("phase", "Pending"),
         ready=conditions.get("Ready", {}).get("status") == "True",
         terminating="deletionTimestamp" in metadata,
+        gone_by=datetime.fromisoformat(metadata["deletionTimestamp"]) if "deletionTimestamp" in metadata else None,
         created=datetime.fromisoformat(metadata["creationTimestamp"]),
         spec_hash=(metadata.get("annotations") or {}).get(ANNOTATION_SPEC_HASH, ""),
         unschedulable=scheduled.get("message", "") if scheduled.get("status") == "False" else "",

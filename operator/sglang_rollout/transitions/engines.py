@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 
 from ..api import EngineStatus, names
 from ..protocol.memory import LaunchOptions, MemoryTag
 from ..protocol.report import AgentReport, EngineState, MoveReport
 from ..protocol.weights import Step
+from . import members
 from .observed import ChildView, Observed, PodView
 
 
@@ -129,10 +131,9 @@ class EngineView:
         return any(move is not None and move.refused for move in self.moves(move_id))
 
 
-def view_engines(observed: Observed) -> tuple[EngineView, ...]:
+def view_engines(observed: Observed, now: datetime) -> tuple[EngineView, ...]:
     """Every engine that is wanted, exists, or still has pods, by index."""
     fleet = observed.rollout.metadata.name
-    spec = observed.rollout.spec
     records = {record.name: record for record in observed.rollout.status.engines}
     by_index: dict[int, list[PodView]] = {}
     for pod in observed.pods:
@@ -143,11 +144,15 @@ def view_engines(observed: Observed) -> tuple[EngineView, ...]:
         for kind, name in observed.children
         if kind == "StatefulSet" and name.removeprefix(f"{fleet}-e").isdecimal()
     }
-    indexes = sorted(set(range(spec.replicas)) | existing | set(by_index))
-    return tuple(_view(observed, index, by_index.get(index, []), records) for index in indexes)
+    lost = {pod.engine for pod in members.lost_pods(observed.pods, now) if pod.engine is not None}
+    wanted = members.choose(observed.rollout.spec.replicas, existing, lost)
+    indexes = sorted(wanted | existing | set(by_index))
+    return tuple(_view(observed, index, index in wanted, by_index.get(index, []), records) for index in indexes)
 
 
-def _view(observed: Observed, index: int, pods: list[PodView], records: Mapping[str, EngineStatus]) -> EngineView:
+def _view(
+    observed: Observed, index: int, wanted: bool, pods: list[PodView], records: Mapping[str, EngineStatus]
+) -> EngineView:
     name = names.engine_name(observed.rollout.metadata.name, index)
     alive = {pod.rank: pod for pod in pods if pod.alive}
     reports = {rank: observed.agents[pod.uid] for rank, pod in alive.items() if pod.uid in observed.agents}
@@ -159,7 +164,7 @@ def _view(observed: Observed, index: int, pods: list[PodView], records: Mapping[
         index=index,
         name=name,
         nodes=observed.rollout.spec.engine.nodes,
-        wanted=index < observed.rollout.spec.replicas,
+        wanted=wanted,
         record=records.get(name) or EngineStatus(name=name),
         pods=alive,
         leaving=tuple(pod for pod in pods if not pod.alive),

@@ -34,8 +34,12 @@ class ContainerView:
 
 @dataclass(frozen=True)
 class PodView:
-    """A pod of the fleet. engine: index of its engine, None for a router's pod. spec_hash: the annotation
-    planned.ANNOTATION_SPEC_HASH. unschedulable: message of PodScheduled=False, else empty."""
+    """A pod of the fleet.
+
+    engine: index of its engine, None for a router's pod. spec_hash: the annotation planned.ANNOTATION_SPEC_HASH.
+    gone_by: when a terminating pod's grace ends (deletionTimestamp).
+    unschedulable: message of PodScheduled=False, else empty.
+    """
 
     name: str
     uid: str
@@ -46,6 +50,7 @@ class PodView:
     phase: str = "Pending"
     ready: bool = False
     terminating: bool = False
+    gone_by: datetime | None = None
     created: datetime | None = None
     spec_hash: str = ""
     unschedulable: str = ""

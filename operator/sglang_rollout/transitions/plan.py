@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from ..api import names
 from ..protocol.desired import AgentDesired, Execution, ExecutionState
 from ..protocol.routing import RouterDesired, RouterReport
 from ..protocol.weights import PauseMode, WeightVersion
 from ..resources import UnusableSpec, fleet_children, headless_service, stateful_set
-from . import diagnosis, groups, memory, operations, revisions, routing, weights
+from . import diagnosis, groups, members, memory, operations, revisions, routing, weights
 from .engines import EngineView, view_engines
 from .groups import GroupState
 from .memory import MemoryPlan
@@ -31,7 +32,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     """What to do next for this fleet. Pure: equal arguments, equal plans."""
     rollout = observed.rollout
     spec = rollout.spec
-    engines = view_engines(observed)
+    engines = view_engines(observed, now)
     states = {engine.index: groups.advance(engine, spec.restart_policy, now) for engine in engines}
     unregistered = _unregistered(engines, observed)
     revision = revisions.advance(
@@ -41,7 +42,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         observed, engines, states, revision, unregistered, now
     )
     residency = memory.advance(engines, spec, unregistered)
-    manifests, spec_error = _manifests(observed, revision, moved.boot)
+    manifests, spec_error = _manifests(observed, engines, revision, moved.boot)
     facts = FleetFacts(
         engines=engines,
         groups=states,
@@ -54,23 +55,32 @@ def plan(observed: Observed, now: datetime) -> Plan:
         fleet_problems=(*diagnosis.children_problems(observed), *diagnosis.router_problems(observed.router_pods)),
         spec_error=spec_error,
         router_url=router_url(rollout),
+        lost=_lost(observed, now),
         lacking_flags=residency.lacking,
         check=ordered.check,
         profile=ordered.profile,
     )
+    removals = _removals(engines, unregistered, observed)
     # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
     hearing = any(engine.unheard and engine.record.routable for engine in engines)
     external = spec.router.external is not None
     return Plan(
         status=summarize(rollout, facts, now),
         applies=manifests,
-        deletes=(*_pod_deletes(states, revision), *_removals(engines, unregistered, observed)),
+        deletes=(*_pod_deletes(states, revision), *removals),
         agents=_agents(observed, engines, states, revision, moved, residency, ordered),
         routers={} if hearing or external else {pod.uid: desired for pod in observed.router_pods if _reachable(pod)},
         external_router=desired if external and not hearing else None,
         decision=moved.decision,
-        events=(*moved.events, *ordered.events, *_events(observed, states, residency)),
-        requeue_after=_soonest([moved.wake, ordered.wake, *(state.wake for state in states.values())]),
+        events=(*moved.events, *ordered.events, *_events(observed, states, residency, facts.lost, removals)),
+        requeue_after=_soonest(
+            [
+                moved.wake,
+                ordered.wake,
+                members.seconds_to_loss(observed.pods, now),
+                *(state.wake for state in states.values()),
+            ]
+        ),
     )
 
 
@@ -97,7 +107,7 @@ def _weights_and_routing(
         chosen = [
             engine
             for engine in engines
-            if routing.routable(engine, states[engine.index], step, spec.staleness.max_version_lag, leaving)
+            if routing.routable(engine, states[engine.index], step, spec.staleness.max_version_lag, generation, leaving)
         ]
         indexes = frozenset(engine.index for engine in chosen)
         return step, ordered, indexes, routing.desired_workers(chosen, states)
@@ -144,14 +154,14 @@ def _takes_unheard(pod: PodView, observed: Observed) -> bool:
 
 
 def _manifests(
-    observed: Observed, revision: Revision, boot: WeightVersion
+    observed: Observed, engines: tuple[EngineView, ...], revision: Revision, boot: WeightVersion
 ) -> tuple[tuple[Mapping[str, Any], ...], str]:
     """The children to apply. Names that belong to somebody else are left alone; diagnosis says so."""
     rollout, context = observed.rollout, observed.context
     stamp = revisions.spec_hash(rollout.spec)
     try:
         manifests = list(fleet_children(rollout, context, boot))
-        for index in range(rollout.spec.replicas):
+        for index in (engine.index for engine in engines if engine.wanted):
             manifests.append(headless_service(rollout, index))
             if index in revision.render:
                 manifests.append(_stamped(stateful_set(rollout, context, index), stamp))
@@ -244,16 +254,38 @@ def _problems(engines: tuple[EngineView, ...]) -> dict[int, str]:
     }
 
 
-def _events(observed: Observed, states: Mapping[int, GroupState], residency: MemoryPlan) -> tuple[EventNote, ...]:
+def _lost(observed: Observed, now: datetime) -> dict[int, str]:
+    """Engines with a pod that cannot end, with a sentence for each."""
+    return {
+        pod.engine: f"pod {pod.name} does not end: its node {pod.node} does not answer; another engine takes its place"
+        for pod in members.lost_pods(observed.pods, now)
+        if pod.engine is not None
+    }
+
+
+def _events(
+    observed: Observed,
+    states: Mapping[int, GroupState],
+    residency: MemoryPlan,
+    lost: Mapping[int, str],
+    removals: tuple[DeleteOrder, ...],
+) -> tuple[EventNote, ...]:
     notes = [
         EventNote(
             "Normal", "EngineRestarting", f"engine {index} starts again with the flags that releasing memory needs"
         )
         for index in sorted(residency.restarts)
     ]
+    removed = {order.name for order in removals if order.kind == "StatefulSet"}
+    fleet = observed.rollout.metadata.name
+    notes += [
+        EventNote("Warning", "EngineReplaced", text)
+        for index, text in sorted(lost.items())
+        if names.engine_name(fleet, index) in removed
+    ]
     records = {record.name: record for record in observed.rollout.status.engines}
     for index, state in sorted(states.items()):
-        name = f"{observed.rollout.metadata.name}-e{index}"
+        name = names.engine_name(fleet, index)
         before = records.get(name)
         if state.deletes:
             notes.append(EventNote("Warning", "GroupRecreated", f"engine {name}: {state.message}"))

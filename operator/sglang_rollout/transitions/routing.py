@@ -26,18 +26,23 @@ def routable(
     group: GroupState,
     plan: WeightsPlan,
     max_lag: int,
+    generation: int,
     leaving: Collection[int],
 ) -> bool:
     """Whether the routers must have this engine now. leaving: engines that are about to lose their pods, their
-    memory or their weights."""
+    memory or their weights. generation: of the resource."""
     if not engine.wanted or engine.index in leaving or engine.index in plan.restarts:
         return False
     if engine.released or engine.void:
         return False
     if not group.whole or not engine.healthy or not engine.leader or not engine.leader.engine.data_key:
         return False
-    if engine.index in plan.holds and was_registered(engine):
+    registered = was_registered(engine)
+    if engine.index in plan.holds and registered:
         return True
+    # What was ordered for an older generation (a release, say) may still be under way behind an older report.
+    if not registered and engine.leader.generation < generation:
+        return False
     return not plan.closed and is_allowed(plan.status, engine.version, max_lag)
 
 

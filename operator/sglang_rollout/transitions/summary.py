@@ -53,6 +53,7 @@ class FleetFacts:
     fleet_problems: tuple[str, ...] = ()
     spec_error: str = ""
     router_url: str = ""
+    lost: Mapping[int, str] = field(default_factory=dict)
     lacking_flags: frozenset[int] = frozenset()
     check: WeightCheckStatus | None = None
     profile: ProfileStatus | None = None
@@ -121,6 +122,8 @@ def _engine_status(engine: EngineView, facts: FleetFacts) -> EngineStatus:
 def _engine_message(engine: EngineView, group: GroupState, facts: FleetFacts) -> str:
     if engine.index in facts.routable:
         return ""
+    if lost := facts.lost.get(engine.index):
+        return lost
     if not engine.wanted:
         return "being removed: its requests end first"
     if problem := facts.problems.get(engine.index):
@@ -188,7 +191,7 @@ def _conditions(rollout: SGLangRollout, facts: FleetFacts, now: datetime) -> tup
         ConditionType.READY: _ready(rollout, facts),
         ConditionType.AVAILABLE: _available(facts),
         ConditionType.PROGRESSING: _progressing(rollout, facts),
-        ConditionType.DEGRADED: _degraded(rollout, facts),
+        ConditionType.DEGRADED: _degraded_or_lost(rollout, facts),
         ConditionType.PAUSED: _paused(rollout, facts),
         ConditionType.WEIGHTS_CONSISTENT: _weights_consistent(facts),
         ConditionType.ROUTER_SYNCED: _router_synced(facts),
@@ -232,7 +235,7 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
         return True, "WeightsMoving", f"moving to version {facts.weights.target_version}{detail}"
     if facts.weights.version != facts.weights.target_version and facts.weights.phase != "Failed":
         return True, "WeightsMoving", f"moving to version {facts.weights.target_version}"
-    extra = [engine.name for engine in facts.engines if not engine.wanted]
+    extra = [engine.name for engine in facts.engines if not engine.wanted and engine.index not in facts.lost]
     if extra:
         return True, "ScalingDown", f"removing {', '.join(extra)}"
     if facts.outdated:
@@ -285,6 +288,14 @@ def _degraded(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
     if dirty:
         return True, "EngineDirty", f"a weight move failed half way on {', '.join(dirty)}; not routable"
     return False, "NoProblem", "nothing is known to be wrong"
+
+
+def _degraded_or_lost(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
+    """A pod that cannot end is told, but its engine has been replaced: the fleet is Ready without it."""
+    verdict = _degraded(rollout, facts)
+    if not verdict[0] and facts.lost:
+        return True, "PodNotEnding", "; ".join(facts.lost[index] for index in sorted(facts.lost))
+    return verdict
 
 
 def _paused(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:

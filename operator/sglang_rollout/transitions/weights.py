@@ -65,15 +65,16 @@ def advance(
         return _follow(engines, weights, now)
     committed = committed_version(weights)
     target = target_version(spec) or committed
-    weights = weights.model_copy(update={"version": committed.version, "target_version": target.version})
     members = [engine for engine in engines if engine.wanted]
+    known = {"version": committed.version, "target_version": target.version, "served": _has_served(members, weights)}
+    weights = weights.model_copy(update=known)
     transaction = weights.transaction
     is_open = transaction is not None and transaction.completed_at is None
     if transaction is not None and is_open and transaction.decision == "Commit":
         return _Commit(members, spec, weights, transaction, now, routers_in_step).plan()
     if target.version == committed.version:
         return _settle(members, spec, weights, "Idle", now)
-    if _never_served(members, weights):
+    if not weights.served:
         # Nothing was ever served, so there is nothing to protect: the fleet starts at the target instead.
         fresh = weights.model_copy(update={"history": (), "transaction": None, "phase": "Idle"})
         fresh = fresh.with_committed(target.version, target.path, now).model_copy(update={"version": target.version})
@@ -224,29 +225,39 @@ def _settle(
         move = engine.leader.move if engine.leader else None
         behind = engine.version != committed.version and (engine.version or engine.void)
         if engine.movable and behind:
-            moves[engine.index] = _catch_up(spec, engine, committed)
+            moves[engine.index] = _catch_up(spec, engine, committed, now)
         elif move is not None and move.reached in (Step.NONE, Step.PREPARE) and busy is None and not move.aborted:
             moves[engine.index] = replace(_given_up(spec, weights, move.id), abort=True)
         elif engine.healthy and move is not None and Step.PREPARE < move.reached < Step.CONTINUE:
             # A move that was under way when its transaction ended is brought to its end.
-            moves[engine.index] = _catch_up(spec, engine, committed)
+            moves[engine.index] = _catch_up(spec, engine, committed, now)
     transaction = busy if busy is not None else weights.transaction
     if busy is None and transaction is not None and transaction.completed_at is None:
         transaction = transaction.model_copy(update={"decision": "Abort", "completed_at": timestamp(now)})
     status = weights.model_copy(update={"phase": phase, "transaction": transaction})
-    return WeightsPlan(status=status, boot=committed, moves=moves, restarts=_restarts(members, spec))
+    refused = any(e.move_refused(moves[e.index].id) for e in members if e.index in moves)
+    wake = RETRY_SECONDS if refused else None
+    return WeightsPlan(status=status, boot=committed, moves=moves, restarts=_restarts(members, spec), wake=wake)
 
 
-def _catch_up(spec: Spec, engine: EngineView, committed: WeightVersion) -> WeightMove:
-    lost = f":{engine.void}" if engine.void else ""
+def _catch_up(spec: Spec, engine: EngineView, committed: WeightVersion, now: datetime) -> WeightMove:
     return WeightMove(
-        id=f"catch-up:{engine.start_id}:{committed.version}{lost}",
+        id=_catch_up_id(engine, committed, now),
         weights=committed,
         until=Step.CONTINUE,
         pause_mode=PauseMode(spec.weights.pause_mode),
         kv_cache=KVCache(spec.weights.kv_cache),
         timeout_seconds=float(spec.weights.timeout_seconds),
     )
+
+
+def _catch_up_id(engine: EngineView, committed: WeightVersion, now: datetime) -> str:
+    """The same while it goes on; another one from time to time after it was refused, to try again."""
+    name = f"catch-up:{engine.start_id}:{committed.version}" + (f":{engine.void}" if engine.void else "")
+    move = engine.leader.move if engine.leader else None
+    if move is None or move.id.split("#")[0] != name:
+        return name
+    return f"{name}#{int(now.timestamp() // RETRY_SECONDS)}" if move.error else move.id
 
 
 def _given_up(spec: Spec, weights: WeightsStatus, move_id: str) -> WeightMove:
@@ -365,7 +376,7 @@ class _Commit:
         """This transaction's move to its end, or a catch-up for an engine that has not prepared it or failed it."""
         if self._takes_part(engine):
             return _move(self.spec, self.transaction, Step.CONTINUE)
-        return _catch_up(self.spec, engine, self.target)
+        return _catch_up(self.spec, engine, self.target, self.now)
 
     def _has_moved(self, engine: EngineView) -> bool:
         if not engine.healthy or engine.version != self.target.version:
@@ -457,7 +468,6 @@ def _is_coming(engine: EngineView) -> bool:
     )
 
 
-def _never_served(members: Collection[EngineView], weights: WeightsStatus) -> bool:
-    """Whether no engine has served anything yet: only the boot version is known and none reports a version."""
-    seen = any(engine.record.routable or engine.record.weight_version or engine.version for engine in members)
-    return len(weights.history) == 1 and not seen
+def _has_served(members: Collection[EngineView], weights: WeightsStatus) -> bool:
+    """Whether an engine was ever routable, or is up and about to be."""
+    return weights.served or any(engine.record.routable or engine.version for engine in members)
