@@ -23,11 +23,14 @@ class Entry:
 @dataclass
 class FakeSmg:
     """Adds are listed after `add_seconds`, removed workers drain for `drain_seconds`. `sglang_router`: has the older
-    router's habits instead (no PATCH, nothing drains, labels are called metadata)."""
+    router's habits instead (no PATCH, nothing drains, labels are called metadata). `slow`, `refusing`: it does not say
+    which workers it has, and goes on serving them."""
 
     add_seconds: float = 0.01
     drain_seconds: float = 0.05
     sglang_router: bool = False
+    slow: bool = False
+    refusing: bool = False
     entries: dict[str, Entry] = field(default_factory=dict)
     calls: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
@@ -66,6 +69,10 @@ class FakeSmg:
         return answer
 
     async def _list(self, request: web.Request) -> web.Response:
+        if self.refusing:
+            return web.Response(status=503, text="not now")
+        if self.slow:
+            await asyncio.sleep(1.0)
         shown = [entry for entry in self.entries.values() if entry.status != "pending"]
         return web.json_response({"workers": [self._shown(entry) for entry in shown], "total": len(shown)})
 

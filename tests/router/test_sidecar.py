@@ -117,9 +117,8 @@ async def test_the_router_gets_exactly_the_desired_workers(tmp_path: Path) -> No
 async def test_before_an_operator_has_spoken_the_router_is_left_alone(tmp_path: Path) -> None:
     async with rig(tmp_path) as running:
         running.smg.put_worker(E0.url, "key-0")
-        report = await running.until(lambda report: report.router_up)
-        assert not report.in_step
-        assert "no operator has said yet" in report.message
+        report = await running.until(lambda report: "no operator has said yet" in report.message)
+        assert (report.router_up, report.in_step) == (True, False)
         assert not await running.ready()
         assert running.smg.calls == []
 
@@ -180,6 +179,49 @@ async def test_a_router_that_is_not_there_is_told_and_takes_readiness_away(tmp_p
         assert report.registered == []
         assert "the router does not answer" in report.message
         assert not await running.ready()
+
+
+@pytest.mark.parametrize("fault", ["slow", "refusing"])
+async def test_a_router_that_does_not_say_is_taken_to_have_what_it_had(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sglang_rollout.router.workers_api.LIST_SECONDS", 0.2)
+    async with rig(tmp_path) as running:
+        await running.want(E0)
+        await running.in_step()
+        setattr(running.smg, fault, True)
+        report = await running.until(lambda report: "cannot be used" in report.message or "no answer" in report.message)
+        assert (report.router_up, report.in_step) == (True, False)
+        assert await running.ready(), "it may go on serving"
+        answer = await running.want(name="none")
+        assert (answer.router_up, answer.in_step) == (True, False)
+        assert [worker.engine for worker in answer.registered] == ["fleet-e0"]
+        setattr(running.smg, fault, False)
+        assert (await running.in_step("none")).registered == []
+
+
+async def test_a_sidecar_that_has_not_looked_yet_takes_its_router_to_have_the_workers(tmp_path: Path) -> None:
+    smg = FakeSmg()
+    async with rig(tmp_path, smg) as running:
+        await running.want(E0)
+        await running.in_step()
+    smg.slow = True
+    async with rig(tmp_path, smg) as running:
+        report = await running.want(name="none")
+        assert (report.router_up, report.in_step) == (True, False)
+        assert [worker.engine for worker in report.registered] == ["fleet-e0"]
+
+
+async def test_an_addition_that_is_under_way_is_waited_for_before_it_can_be_taken_back(tmp_path: Path) -> None:
+    async with rig(tmp_path, FakeSmg(add_seconds=0.4)) as running:
+        await running.want(E0, name="one")
+        await running.until(lambda report: "workers are being changed" in report.message)
+        await running.want(name="none")
+        report = await running.until(lambda report: "cannot be taken back yet" in report.message)
+        assert not report.in_step
+        await running.in_step("none")
+        assert running.smg.routable() == {}
+        assert {entry.status for entry in running.smg.entries.values()} <= {"draining"}
 
 
 async def test_readiness_outlives_changes_of_the_set(tmp_path: Path) -> None:
@@ -244,7 +286,7 @@ async def test_a_look_at_the_router_that_began_before_a_put_says_nothing_of_it(t
         async def step(self, desired: RouterDesired | None) -> RouterReport:
             looking.set()
             await answer.wait()
-            base = self.idle_report(desired, "")
+            base = self.unseen_report(desired, "")
             return replace(base, in_step=True, router_up=True)
 
     looking, answer = asyncio.Event(), asyncio.Event()
@@ -359,5 +401,5 @@ async def test_an_odd_router_is_told_and_not_in_step(answer: web.Response, says:
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
         api = WorkersApi(session, str(server.make_url("")), str, FLEET)
         report = await MembershipKeeper(api, FLEET, exclusive=True).step(RouterDesired(1, "set", []))
-    assert (report.router_up, report.in_step) == (False, False)
+    assert (report.router_up, report.in_step) == (True, False)
     assert says in report.message

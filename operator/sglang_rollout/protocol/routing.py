@@ -37,7 +37,9 @@ class RegisteredWorker:
 @dataclass(frozen=True)
 class RouterReport:
     """GET /v1/report. in_step: the router was seen to have exactly the workers of `desired_id`, no more, no fewer,
-    each with its present key; it turns false again when the router restarts or loses one."""
+    each with its present key; it turns false again when the router restarts or loses one. router_up: false only when
+    nothing listens at its address: one that is slow, or refuses to say, may go on serving what it had.
+    registered: as last seen; of a router that does not say, what it had or was to have."""
 
     revision: int
     sidecar_start: str

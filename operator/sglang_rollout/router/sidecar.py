@@ -42,15 +42,16 @@ class Sidecar:
         self._desired = loads(RouterDesired, self._file.read_bytes()) if self._file.exists() else None
         self._keeper = keeper
         self._changed = asyncio.Event()
+        self._router_up = False
         self._was_in_step = False
         self.board: ReportBoard[RouterReport] = ReportBoard(
-            keeper.idle_report(self._desired, "the router was not looked at yet")
+            keeper.unseen_report(self._desired, "the router was not looked at yet")
         )
 
     @property
     def ready(self) -> bool:
         """The router is up and has been in step since it came up: without workers it would answer 404."""
-        return self.board.report.router_up and self._was_in_step
+        return self._router_up and self._was_in_step
 
     def want(self, desired: RouterDesired) -> RouterReport:
         """Accepts `desired`, on disk before it returns. Raises errors.Superseded."""
@@ -66,6 +67,8 @@ class Sidecar:
                     lease_term=desired.lease_term,
                     desired_id=desired.id,
                     in_step=known.in_step and same,
+                    # A look that is under way may be giving a router that has just come back the earlier set.
+                    router_up=known.router_up or not same,
                 )
             )
             self._changed.set()
@@ -88,6 +91,7 @@ class Sidecar:
     async def _look(self) -> bool:
         desired = self._desired
         report = await self._keeper.step(desired)
+        self._router_up = report.router_up
         if desired is not self._desired:
             return False  # it speaks of an older set; `want` has published that nothing is known of the new one
         self._was_in_step = report.in_step or (report.router_up and self._was_in_step)

@@ -24,7 +24,12 @@ CHANGE_SECONDS = 10.0
 
 
 class RouterUnreachable(Exception):
-    """The router gave no answer: it is not there, or too slow."""
+    """The router gave no answer. absent: nothing listens at its address, so it serves nobody either; otherwise it may
+    just be slow."""
+
+    def __init__(self, sentence: str, absent: bool = False) -> None:
+        super().__init__(sentence)
+        self.absent = absent
 
 
 class RouterRefused(Exception):
@@ -99,7 +104,8 @@ class WorkersApi:
         except TimeoutError as error:
             raise RouterUnreachable(f"{method} {path}: no answer within {seconds:.0f} s") from error
         except aiohttp.ClientError as error:
-            raise RouterUnreachable(f"{method} {path}: {error or type(error).__name__}") from error
+            absent = isinstance(error, aiohttp.ClientConnectorError)
+            raise RouterUnreachable(f"{method} {path}: {error or type(error).__name__}", absent) from error
         except ValueError as error:
             raise RouterRefused(200, f"{method} {path}: the answer is not JSON: {error}") from error
 
