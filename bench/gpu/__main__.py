@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def _measure(settings: Settings, results: Results, engine: Engine, prepared: Any
         step("read beside decoding", measured.read_beside_decoding)
         step("SGLang: from disk", measured.disk)
         if not settings.cpu:
-            step("SGLang: CUDA IPC", lambda: measured.colocated(lambda version: _on_device(settings, version)))
+            step("SGLang: CUDA IPC", lambda: measured.colocated(partial(_tensors, _mapped(settings))))
         step("requests that failed", lambda: streams.stamps(0, 0)[1])
     time.sleep(3.0)
     if settings.cpu:
@@ -109,19 +110,20 @@ def _measure(settings: Settings, results: Results, engine: Engine, prepared: Any
     results.step("holder killed", lambda: holder_killed(engine, prepared, VERSIONS[1], holder))
 
 
-def _on_device(settings: Settings, version: str) -> list[tuple[str, Any]]:
-    """A trainer's tensors: those of the device stage."""
+def _mapped(settings: Settings) -> MappedStage:
+    """The device stage in this process, which stands for a trainer's."""
     import torch
 
-    folder = settings.work / "device"
-    mapped = MappedStage(folder, torch.device("cuda:0"))
-    slot = next(slot for slot in read_index(folder).slots if slot.sealed is not None and slot.sealed.version == version)
-    mapped.map(slot, pin=False)
-    _KEPT.append(mapped)
-    return list(mapped.tensors(slot, read_manifest(folder, slot)))
+    mapped = MappedStage(settings.work / "device", torch.device("cuda:0"))
+    for slot in read_index(mapped.folder).slots:
+        mapped.map(slot, pin=False)
+    return mapped
 
 
-_KEPT: list[MappedStage] = []  # mappings that tensors of the measurements lie in
+def _tensors(mapped: MappedStage, version: str) -> list[tuple[str, Any]]:
+    slots = read_index(mapped.folder).slots
+    slot = next(slot for slot in slots if slot.sealed is not None and slot.sealed.version == version)
+    return list(mapped.tensors(slot, read_manifest(mapped.folder, slot)))
 
 
 def _machine(settings: Settings, facts: dict[str, Any]) -> None:

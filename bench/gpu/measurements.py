@@ -54,7 +54,13 @@ class Measurements:
         parts: dict[str, float] = {}
         begin = time.monotonic()
         self._timed(parts, "pause", lambda: self._engine.post("/pause_generation", {"mode": mode}))
-        body(parts)
+        try:
+            body(parts)
+        except Exception:
+            # Whatever serves now serves no one: let the other measurements have their engine.
+            self._engine.end()
+            self._engine.post("/continue_generation")
+            raise
         self._timed(parts, "continue", lambda: self._engine.post("/continue_generation", {"torch_empty_cache": False}))
         end = time.monotonic()
         time.sleep(self._settings.settle)
@@ -136,13 +142,14 @@ class Measurements:
     def refused(self) -> str:
         """A digest that is not staged, in a pause; the engine goes on with the old weights."""
         found: list[str] = []
-        self._event(
-            "wrong digest refused",
-            RETRACT,
-            lambda parts: found.append(
-                self._timed(parts, "check", lambda: self._engine.hook(Action.CHECK, "0" * 64)).problem
-            ),
-        )
+
+        def check(parts: dict[str, float]) -> None:
+            self._engine.begin()
+            report = self._timed(parts, "check", partial(self._engine.hook, Action.CHECK, "0" * 64))
+            self._engine.end()
+            found.append(report.problem)
+
+        self._event("wrong digest refused", RETRACT, check)
         return found[0]
 
     def read_beside_decoding(self) -> dict[str, float]:
