@@ -19,7 +19,8 @@ from sglang_rollout.serving.trust import bearer_token
 
 
 class FakePod:
-    """heard: every desired state that was accepted. check_token: raises Refusal for a token that it does not like.
+    """heard: every desired state that was accepted; serials: theirs. check_token: raises Refusal for a token that it does
+    not like.
 
     delay: seconds before any PUT is answered. term: the highest lease term seen.
     """
@@ -27,6 +28,7 @@ class FakePod:
     def __init__(self, uid: str, desired: type[Any] = AgentDesired, report: Any = None) -> None:
         self.uid = uid
         self.heard: list[Any] = []
+        self.serials: list[int] = []
         self.tokens: list[str] = []
         self.delay = 0.0
         self.term = 0
@@ -72,7 +74,8 @@ class FakePod:
         if desired.lease_term < self.term:
             raise Superseded(f"lease term {desired.lease_term} is over")
         self.term = desired.lease_term
-        self.heard.append(desired)
+        self.heard.append(replace(desired, serial=0))
+        self.serials.append(desired.serial)
         self.report(lease_term=self.term)
         self.on_desired(desired)
         return report_response(self.board.report)

@@ -14,7 +14,7 @@ from sglang_rollout.controller.intake import Intake
 from sglang_rollout.controller.kinds import ROLLOUT, Object
 from sglang_rollout.controller.kube_errors import NotFound
 from sglang_rollout.controller.metrics import Metrics
-from sglang_rollout.controller.rollouts import Rollouts
+from sglang_rollout.controller.rollouts import Rollouts, WentBack
 from sglang_rollout.controller.spec_timing import SpecTiming
 from sglang_rollout.controller.workqueue import WorkQueue
 from tests.controller import fleets
@@ -133,6 +133,14 @@ async def test_what_the_watch_lost_is_repaired_and_counted(bench: Bench, monkeyp
     assert known.model.spec.replicas == 7
     assert bench.rollouts.get(("ns", "other")) is None
     assert bench.metrics.resync_missed._value.get() == 2
+
+
+async def test_an_api_server_that_went_back_in_time_ends_the_process(bench: Bench) -> None:
+    """A backup was restored: versions are counted anew, and everything that is known would seem newer for ever."""
+    bench.intake.take(version(500, generation=9))
+    bench.kube.put(ROLLOUT, fleets.rollout())
+    with pytest.raises(WentBack, match="ns/fleet is older than it was"):
+        await bench.intake.first_list()
 
 
 async def test_without_the_crd_it_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

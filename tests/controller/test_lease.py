@@ -10,7 +10,13 @@ import pytest
 
 from sglang_rollout.controller.kinds import LEASE
 from sglang_rollout.controller.kube_errors import KubeError, Unreachable
-from sglang_rollout.controller.lease import LEASE_SECONDS, RENEW_SECONDS, LeaderLease, LeaseLost
+from sglang_rollout.controller.lease import (
+    HIGHEST_ASKED_TERM,
+    LEASE_SECONDS,
+    RENEW_SECONDS,
+    LeaderLease,
+    LeaseLost,
+)
 from tests.controller.fake_kube import FakeKube, eventually
 
 
@@ -150,6 +156,21 @@ async def test_terms_go_above_what_pods_have_obeyed() -> None:
     one.need_term_above(7)
     await eventually(lambda: clock.seconds > 20)
     assert one.term == 42
+    keeping.cancel()
+
+
+async def test_no_pod_can_drive_the_term_to_where_no_lease_can_be_written() -> None:
+    """Pods run images of tenants; leaseTransitions is an int32."""
+    kube, clock = FakeKube(), Clock()
+    one = candidate(kube, clock, "one")
+    await within(one.acquire())
+    keeping = asyncio.create_task(one.keep())
+    for lie in (2**62, 2**31 - 1, HIGHEST_ASKED_TERM):
+        one.need_term_above(lie)
+    await eventually(lambda: clock.seconds > 20)
+    assert one.term == 1
+    one.need_term_above(HIGHEST_ASKED_TERM - 1)
+    await eventually(lambda: one.term == HIGHEST_ASKED_TERM)
     keeping.cancel()
 
 

@@ -100,6 +100,7 @@ async def test_what_is_wanted_arrives_once_with_the_term_of_the_lease(bench: Ben
     bench.pool.want(FLEET, {"a": PAUSED})
     await eventually(lambda: len(pod.heard) == 2)
     assert pod.heard == [replace(RUNNING, lease_term=3), replace(PAUSED, lease_term=3)]
+    assert 0 < pod.serials[0] < pod.serials[1], "a call that comes late can be told from its successor"
 
 
 async def test_a_change_of_the_report_comes_at_once(bench: Bench) -> None:

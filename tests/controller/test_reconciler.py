@@ -11,6 +11,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from sglang_rollout.api import names
 from sglang_rollout.controller.applies import Applier
@@ -18,17 +20,17 @@ from sglang_rollout.controller.caches import Caches
 from sglang_rollout.controller.cluster_keys import ClusterKeys
 from sglang_rollout.controller.events import EventRecorder
 from sglang_rollout.controller.executor import Executor, Outcome
-from sglang_rollout.controller.external_router import ExternalRouters, ExternalTarget, Membership
+from sglang_rollout.controller.external_router import ExternalRouters, ExternalTarget, Membership, keeper_on
 from sglang_rollout.controller.kinds import CORE_EVENT, POD, ROLLOUT, STATEFUL_SET, Object
 from sglang_rollout.controller.links import LinkContext, LinkPool
 from sglang_rollout.controller.process import AGENTS, ROUTERS
 from sglang_rollout.controller.reconciler import WARM_UP_SECONDS, Reconciler
-from sglang_rollout.controller.rollouts import Rollouts
+from sglang_rollout.controller.rollouts import Rollouts, WentBack
 from sglang_rollout.controller.settings import Settings
 from sglang_rollout.controller.tokens import FleetTokens
 from sglang_rollout.protocol.desired import AgentDesired
 from sglang_rollout.protocol.report import AgentReport
-from sglang_rollout.protocol.routing import RouterDesired, RouterReport
+from sglang_rollout.protocol.routing import RouterDesired, RouterReport, Worker
 from sglang_rollout.transitions.observed import Observed
 from sglang_rollout.transitions.planned import Plan
 from tests.controller import fleets
@@ -213,6 +215,43 @@ async def test_a_conflict_is_read_and_planned_again_in_the_same_pass(bench: Benc
     assert await bench.reconcile() == Outcome(None)
     assert [observed.rollout.spec.replicas for observed in bench.seen] == [1, 5]
     assert bench.kube.objects["sglangrollouts", "ns", "fleet"]["status"]["observedGeneration"] == 2
+
+
+async def test_a_resource_that_is_older_when_it_is_read_again_ends_the_process(bench: Bench) -> None:
+    await bench.resource()
+    known = bench.rollouts.get(KEY)
+    assert known is not None
+    newer = {**known.object, "metadata": {**known.object["metadata"], "resourceVersion": "5000"}}
+    bench.rollouts.put(newer)
+    bench.make_plan = lambda observed: Plan(fleets.status("x"), decision=True)
+    with pytest.raises(WentBack):
+        await bench.reconcile()
+
+
+async def test_who_is_deposed_adds_nothing_to_an_external_router(tmp_path: Path) -> None:
+    added: list[str] = []
+
+    async def workers(request: web.Request) -> web.Response:
+        return web.json_response({"workers": []})
+
+    async def add(request: web.Request) -> web.Response:
+        added.append((await request.json())["url"])
+        return web.json_response({}, status=202)
+
+    app = web.Application()
+    app.router.add_get("/workers", workers)
+    app.router.add_post("/workers", add)
+    lease = FakeLease()
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        membership = keeper_on(session, lease)(ExternalTarget(str(server.make_url("")), None, KEY))
+        desired = RouterDesired(3, "set", [Worker("http://10.0.0.1:30000", "key", "fleet-e0", 1, "1")])
+        lease.holds = False
+        report = await membership.step(desired)
+        assert added == []
+        assert "no longer leads" in report.message
+        lease.holds = True
+        await membership.step(desired)
+        assert added == ["http://10.0.0.1:30000"]
 
 
 async def test_a_resource_that_was_deleted_meanwhile_ends_the_pass(bench: Bench) -> None:

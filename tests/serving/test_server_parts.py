@@ -34,6 +34,19 @@ def test_a_lower_term_is_refused_also_after_a_restart(tmp_path: Path) -> None:
     restarted.accept(7)
 
 
+def test_an_order_that_arrives_after_its_successor_is_refused(tmp_path: Path) -> None:
+    terms = LeaseTerms(tmp_path / "term")
+    terms.accept(3, 10)
+    terms.accept(3, 12)
+    with pytest.raises(Superseded, match="order 11 of term 3 comes late"):
+        terms.accept(3, 11)
+    terms.accept(3, 12)  # the same call again
+    terms.accept(3)  # of an operator that does not count
+    terms.accept(4, 1)  # a new leader counts anew
+    with pytest.raises(Superseded, match="term 3 is over"):
+        terms.accept(3, 99)
+
+
 def test_an_unreadable_term_is_not_term_zero(tmp_path: Path) -> None:
     (tmp_path / "term").write_text("")
     with pytest.raises(ValueError, match="invalid literal"):

@@ -13,7 +13,7 @@ from typing import Protocol
 import aiohttp
 
 from ..api import SGLangRollout
-from ..protocol.routing import RouterDesired, RouterReport
+from ..protocol.routing import RouterDesired, RouterReport, Worker
 from ..router.keeper import MembershipKeeper
 from ..router.workers_api import WorkersApi
 from .lease import LeaderLease
@@ -59,13 +59,17 @@ class ExternalTarget:
 MakeMembership = Callable[[ExternalTarget], Membership]
 
 
-def keeper_on(session: aiohttp.ClientSession) -> MakeMembership:
-    """Memberships by smg's and sglang-router's worker API. Workers of others at the same router are left alone."""
+def keeper_on(session: aiohttp.ClientSession, lease: LeaderLease) -> MakeMembership:
+    """Memberships by smg's and sglang-router's worker API. Workers of others at the same router are left alone. Such a
+    router knows no terms, so an operator that is deposed in the middle of a step must itself add no more."""
+
+    async def objection(worker: Worker) -> str:
+        return "" if lease.leading else f"{worker.engine} is not added: {lease.identity} no longer leads"
 
     def make(target: ExternalTarget) -> Membership:
         fleet = "/".join(target.fleet)
         api = WorkersApi(session, target.url, target.read_credential, fleet)
-        return MembershipKeeper(api, fleet, exclusive=False)
+        return MembershipKeeper(api, fleet, exclusive=False, objection=objection)
 
     return make
 

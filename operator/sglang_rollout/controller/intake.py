@@ -13,7 +13,7 @@ from .kinds import ROLLOUT, Object, object_key, resource_version
 from .kube import KubeClient
 from .kube_errors import KubeError, NotFound
 from .metrics import Metrics
-from .rollouts import FleetKey, Rollouts
+from .rollouts import FleetKey, Rollouts, must_not_go_back
 from .spec_timing import SpecTiming
 from .workqueue import Priority, WorkQueue
 
@@ -95,10 +95,13 @@ class Intake:
                 self.queue.add_after(key, random.uniform(0.0, min(SPREAD_SECONDS, every / 4)))  # noqa: S311 jitter
 
     async def _list(self, lateness: float) -> int:
-        """How many changes nobody had told of `lateness` seconds after they were listed."""
+        """How many changes nobody had told of `lateness` seconds after they were listed. Raises KubeError, WentBack."""
         missed = 0
         for namespace in tuple(self.namespaces) or (None,):
+            before = {key: self.rollouts.get(key) for key in self.rollouts.known()}
             items, version = await self.kube.list(ROLLOUT, namespace)
+            for item in items:
+                must_not_go_back(before.get(object_key(item)), item)
             await asyncio.sleep(lateness)
             listed = {object_key(item): item for item in items}
             for item in items:

@@ -21,6 +21,8 @@ LEASE_SECONDS = 15.0
 RENEW_SECONDS = 10.0  # a holder that could not renew for so long stops; shorter than LEASE_SECONDS
 RETRY_SECONDS = 2.0
 CALL_SECONDS = 5.0
+# The field is an int32. Pods run images of tenants: none of them may drive the term of all fleets up to its end.
+HIGHEST_ASKED_TERM = 2**30
 
 
 def boottime() -> float:
@@ -78,7 +80,11 @@ class LeaderLease:
 
     def need_term_above(self, term: int) -> None:
         """Pods have obeyed `term` (of a Lease that was deleted since, or restored from a backup): the next renewal
-        goes above it. A holder that was deposed cannot: its renewal fails."""
+        goes above it. A holder that was deposed cannot: its renewal fails. A term that no Lease can have come to is
+        not believed."""
+        if term >= HIGHEST_ASKED_TERM:
+            log.warning("a pod asks for a lease term above %d, which is not believed", term)
+            return
         if term >= self.term and term >= self._least_term:
             self._least_term = term + 1
             self._hurry.set()

@@ -4,6 +4,7 @@ comes in by long poll. Nobody waits for a pod: what comes back calls `on_change`
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 import time
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import aiohttp
+from yarl import URL
 
 from ..protocol import pod
 from ..protocol.wire import MalformedMessage, dumps, loads
@@ -26,6 +28,9 @@ PUT_SECONDS = 5.0
 POLL_SECONDS = 25.0
 SILENT_SECONDS = 15.0  # a report is believed for so long after its pod stopped answering
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+# Of all calls of this process. It begins above those of an earlier one, whose term may be the same if the Lease was
+# deleted between them.
+_SERIALS = itertools.count(time.time_ns())
 REPORT_BYTES = 4 << 20  # what a pod may answer at most: its image is the tenant's
 
 
@@ -118,6 +123,7 @@ class PodLink(Generic[D, R]):
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _drop: asyncio.TimerHandle | None = None
+    _urls: dict[str, URL] = field(default_factory=dict)
 
     def open(self) -> None:
         self._tasks = [self._task("listen", self._listen()), self._task("drive", self._drive())]
@@ -176,7 +182,7 @@ class PodLink(Generic[D, R]):
                 return  # the process is about to end; a new leader makes new links
             term = self.context.lease.term
             try:
-                body = dumps(replace(desired, lease_term=term))
+                body = dumps(replace(desired, lease_term=term, serial=next(_SERIALS)))
                 report = await self._call("desired", "PUT", pod.PATH_DESIRED, {}, body=body, seconds=PUT_SECONDS)
                 self._sent = (self.dialect.start_of(report), desired)
                 self._take(report)
@@ -266,8 +272,7 @@ class PodLink(Generic[D, R]):
         try:
             async with self.context.session.request(
                 method,
-                self.target.url(self.dialect.port) + path,
-                params={**query, pod.QUERY_POD: self.target.uid},
+                self._url(path) if not query else self._url(path).update_query(query),
                 data=body or None,
                 headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
                 timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
@@ -288,6 +293,13 @@ class PodLink(Generic[D, R]):
         if report.pod_uid != self.target.uid:
             raise LinkError(f"another pod (UID {report.pod_uid}) answers at the address of {self.target.name}")
         return report
+
+    def _url(self, path: str) -> URL:
+        """Parsed once: an order to a large fleet is hundreds of calls in a row."""
+        if path not in self._urls:
+            base = URL(self.target.url(self.dialect.port) + path)
+            self._urls[path] = base.with_query({pod.QUERY_POD: self.target.uid})
+        return self._urls[path]
 
     def _task(self, what: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(coroutine, name=f"{what} {self.dialect.name} {self.target.name}")

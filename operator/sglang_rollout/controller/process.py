@@ -36,7 +36,7 @@ from .links import POLL_SECONDS, Dialect, LinkContext, LinkPool
 from .metrics import Metrics
 from .reconciler import Planner, Reconciler
 from .resource_watch import watch_resources
-from .rollouts import FleetKey, Rollouts
+from .rollouts import FleetKey, Rollouts, WentBack
 from .settings import Settings
 from .spec_timing import SpecTiming
 from .tokens import FleetTokens
@@ -87,7 +87,7 @@ class OperatorProcess:
         self._agents: LinkPool[AgentDesired, AgentReport] = LinkPool(AGENTS, context, self.queue.add)
         self._routers: LinkPool[RouterDesired, RouterReport] = LinkPool(ROUTERS, context, self.queue.add)
         self._external = ExternalRouters(
-            keeper_on(self._session), self.lease, Path(settings.credentials_dir), self.queue.add
+            keeper_on(self._session, self.lease), self.lease, Path(settings.credentials_dir), self.queue.add
         )
         timing = SpecTiming(
             lambda what, seconds: self.metrics.spec_to_effect.labels(what).observe(seconds), time.monotonic
@@ -181,6 +181,8 @@ class OperatorProcess:
         self._spawn(self._keys.run(), "cluster keys")
         self._spawn(self.intake.resync(self.settings.resync_seconds), "resync")
         await self.lease.acquire()
+        # The watch may be behind what the last leader wrote: a decision that is not seen yet would be undone.
+        await self.intake.first_list()
         self.metrics.leader.set(1)
         self._all()
         for number in range(self.settings.workers):
@@ -205,6 +207,8 @@ class OperatorProcess:
             except (ExecutionFailed, KubeError) as error:
                 log.warning("%s/%s: %s; again in %.2f s", *key, error, self.queue.add_failed(key))
                 self._come_back(key, error.again if isinstance(error, ExecutionFailed) else None)
+            except WentBack:
+                raise  # nothing that this process knows can be relied on: it starts again
             except Exception:
                 log.exception("%s/%s: the pass failed; again in %.2f s", *key, self.queue.add_failed(key))
             finally:

@@ -28,7 +28,7 @@ from .kinds import ROLLOUT, Object
 from .kube import KubeClient
 from .kube_errors import NotFound
 from .links import LinkPool, Target
-from .rollouts import FleetKey, Rollout, Rollouts
+from .rollouts import FleetKey, Rollout, Rollouts, must_not_go_back
 from .settings import Settings
 from .tokens import FleetTokens
 
@@ -64,7 +64,7 @@ class Reconciler:
     _warming: dict[FleetKey, float] = field(default_factory=dict)
 
     async def reconcile(self, key: FleetKey) -> Outcome:
-        """Raises NotLeading, ExecutionFailed and KubeError; the caller tries again."""
+        """Raises NotLeading, ExecutionFailed and KubeError; the caller tries again. WentBack is final."""
         for _ in range(REPLANS):
             rollout = self.rollouts.get(key)
             if rollout is None or rollout.deleting:
@@ -145,10 +145,14 @@ class Reconciler:
         return left
 
     async def _read_again(self, key: FleetKey) -> None:
+        before = self.rollouts.get(key)
         try:
-            self.on_read(await self.kube.get(ROLLOUT, *key))
+            read = await self.kube.get(ROLLOUT, *key)
         except NotFound:
             self.rollouts.remove(key)
+            return
+        must_not_go_back(before, read)
+        self.on_read(read)
 
     def _forget(self, key: FleetKey) -> None:
         self.agents.sync(key, {})

@@ -48,6 +48,18 @@ class Change:
         return before is None or before.generation != after.generation or before.deleting != after.deleting
 
 
+class WentBack(Exception):
+    """The API server answers with an older state than it has shown before: a backup was restored. All that caches and
+    watches know is of a future that is gone."""
+
+
+def must_not_go_back(before: Rollout | None, read: Object) -> None:
+    """before: what was known when the reading of `read` began. Raises WentBack."""
+    if before is not None and resource_version(read) < resource_version(before.object):
+        place = "/".join(object_key(read))
+        raise WentBack(f"{place} is older than it was before: a backup of the cluster was restored")
+
+
 class Rollouts:
     """By (namespace, name). A version older than the known one is ignored: the watch may lag behind own writes."""
 

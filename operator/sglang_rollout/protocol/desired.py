@@ -40,7 +40,7 @@ class AgentDesired:
     generation: of the resource that this was planned from.
     group: None until every pod of the engine exists with an address.
     boot: what an engine that starts from now on loads.
-    move: the weight move to make; None: nothing new, a move that was ordered before stays as it was ordered.
+    move: the weight move to make; None: none, and what an unfinished one holds paused goes on as `execution` says.
     restart_engine: kill the engine if its start id is this one; any other engine is left alone.
     drain: no new work is coming; finish or abort what runs.
     probe_seconds: the deadline of the generation probe; 0 turns the probe off.
@@ -48,6 +48,7 @@ class AgentDesired:
     memory: what must be released from GPU memory; None: nothing new, it stays as it is.
     operations: one-shot operations asked for; those that are no longer listed are forgotten.
     hands_off: somebody else drives the engine: no route that changes it is called, only reports are made.
+    serial: grows with every call of one lease term; a call that arrives after a later one is refused.
     """
 
     lease_term: int
@@ -63,3 +64,4 @@ class AgentDesired:
     memory: MemoryOrder | None = None
     operations: list[Operation] = field(default_factory=list)
     hands_off: bool = False
+    serial: int = 0

@@ -19,11 +19,13 @@ class Worker:
 
 @dataclass(frozen=True)
 class RouterDesired:
-    """PUT /v1/desired at the sidecar. `id` names this set of workers (equal sets have equal ids)."""
+    """PUT /v1/desired at the sidecar. `id` names this set of workers (equal sets have equal ids). serial: grows with
+    every call of one lease term; a call that arrives after a later one is refused."""
 
     lease_term: int
     id: str
     workers: list[Worker] = field(default_factory=list)
+    serial: int = 0
 
 
 @dataclass(frozen=True)

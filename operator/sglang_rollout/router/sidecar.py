@@ -55,7 +55,8 @@ class Sidecar:
 
     def want(self, desired: RouterDesired) -> RouterReport:
         """Accepts `desired`, on disk before it returns. Raises errors.Superseded."""
-        self._terms.accept(desired.lease_term)
+        self._terms.accept(desired.lease_term, desired.serial)
+        desired = replace(desired, serial=0)
         if desired != self._desired:
             write_private(self._file, dumps(desired))
             same = self._desired is not None and desired == replace(self._desired, lease_term=desired.lease_term)
