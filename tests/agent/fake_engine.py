@@ -1,5 +1,6 @@
-"""An engine in this process that follows the rules of SGLang 0.5.23 that matter here: keys, pauses that hold requests,
-a cache that cannot be flushed under running ones, weights that are mixed while they load, and what kills it.
+"""An engine in this process that follows the rules of SGLang that matter here: keys, pauses that hold requests, a cache
+that cannot be flushed under running ones, weights that are mixed while they load, memory that is released, and what
+kills it. `release` says whose rules: those of 0.5.17 differ.
 
 `EngineRules` is the engine without HTTP; `FakeEngine` serves it. Both record what must never happen.
 """
@@ -7,6 +8,7 @@ a cache that cannot be flushed under running ones, weights that are mixed while 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -17,6 +19,10 @@ from typing import Any
 from aiohttp import web
 
 from sglang_rollout.agent.checkpoint import CheckpointRefused, compare, read_manifest
+from sglang_rollout.agent.sglang_versions import NEWEST, Release
+from sglang_rollout.protocol.memory import MemoryTag
+
+LOST, RANDOM = "released without a backup", "reset"
 
 
 class EngineDied(Exception):
@@ -38,6 +44,14 @@ class EngineRules:
     grammar_queue: int = 0  # requests that make flush answer 400 whatever the pause
     running: int = 0  # requests that generate
     fails_to_load: int = 0  # next loads that stop half way
+    release: Release = NEWEST
+    backup: bool = False  # --enable-weights-cpu-backup
+    released: set[MemoryTag] = field(default_factory=set)
+    snapshot: set[str] | None = None
+    compares: bool = True  # False: no GPU, so the checker's comparison fails
+    in_flight: bool = False  # a step that an in-place pause has left on the device
+    profile: tuple[Path, str, int] | None = None  # folder, name, steps left
+    watchdog_seconds: float = 300.0
     unhealthy: bool = False  # a generating health check failed: /ready answers 503 without a pause
     wedged: bool = False
     cached: bool = False  # there is a KV cache of the present weights
@@ -67,24 +81,116 @@ class EngineRules:
             return False
         if self.mixed:
             self.violations.append(f"a token of {sorted(self.held)}, labelled {self.version} of {self.path}")
+        if self.released:
+            self._die(f"a token while {sorted(self.released)} is released")
         self.tokens += 1
+        self._profiled_step()
         self.cached = True
         self.served.append(self.version)
         return True
 
+    @property
+    def idle(self) -> bool:
+        """The scheduler's is_fully_idle, as a flush and a release see it; a retract puts what ran into the queue."""
+        queued_counts = not (self.pause_mode == "retract" and self.release.flushes_queued)
+        return not self.grammar_queue and not (self.running and queued_counts)
+
     # --- ordering ---
+
+    def _die(self, why: str) -> None:
+        self.violations.append(f"what kills the engine: {why}")
+        self.alive = False
+        raise EngineDied(why)
+
+    def release_memory(self, tags: list[MemoryTag]) -> None:
+        self.calls.append(f"release {' '.join(tags)}")
+        if not self.idle:
+            self._die("a release while requests run")
+        if self.pause_mode is None:
+            self.violations.append("released while a request could come")
+        if twice := self.released & set(tags):
+            self._die(f"a second release of {sorted(twice)}")
+        self.released |= set(tags)
+        if MemoryTag.KV_CACHE in tags:
+            self.cached = self.stale = False
+        if MemoryTag.WEIGHTS in tags and not self.backup:
+            self.held = {LOST}
+
+    def resume_memory(self, tags: list[MemoryTag]) -> None:
+        self.calls.append(f"resume {' '.join(tags)}")
+        if not set(tags) <= self.released:
+            self._die(f"a resume of {sorted(set(tags) - self.released)}, which is not released")
+        self.released -= set(tags)
+
+    def check(self, action: str, fence: bool = False) -> tuple[bool, str, str]:
+        """Whether it succeeded, its message and, of a checksum, the sum."""
+        self.calls.append("fence" if fence else f"check {action}")
+        if MemoryTag.WEIGHTS in self.released:
+            self._die("weights were read while they are released")
+        if fence and not self.release.cheap_fence:
+            self.violations.append("a whole checksum in place of a fence")
+        if action == "snapshot":
+            self.snapshot = set(self.held)
+        elif action == "reset_tensors":
+            if self.pause_mode != "retract":
+                self.violations.append("weights were reset under running requests")
+            self.held = {RANDOM}
+        elif action == "compare":
+            return self._compare()
+        else:
+            self.in_flight = False
+            return True, "Success.", hashlib.sha256(repr(sorted(self.held)).encode()).hexdigest()
+        return True, "Success.", ""
+
+    def _compare(self) -> tuple[bool, str, str]:
+        if self.snapshot is None:
+            return False, "", ""
+        if not self.compares:
+            return False, "Torch not compiled with CUDA enabled", ""
+        if self.snapshot != self.held:
+            names = "\n".join(f"name=model.layers.{n}.w max_abs_err=1.0 expect=a actual=b " for n in range(12))
+            return False, f"check tensor equality failed:\n{names}", ""
+        self.snapshot = None
+        return True, "Success.", ""
+
+    def start_profile(self, folder: Path, name: str, steps: int) -> bool:
+        self.calls.append(f"profile {steps}")
+        if self.profile is not None:
+            return False
+        self.profile = (folder, name, steps)
+        return True
+
+    def stop_profile(self) -> bool:
+        self.calls.append("stop profile")
+        profile, self.profile = self.profile, None
+        if profile is None:
+            return False
+        profile[0].joinpath(f"{profile[1]}-TP-0.trace.json.gz").write_bytes(b"trace")
+        return True
+
+    def _profiled_step(self) -> None:
+        if self.profile is not None:
+            folder, name, steps = self.profile
+            self.profile = (folder, name, steps - 1)
+            if steps <= 1:
+                self.stop_profile()
 
     def pause(self, mode: str) -> None:
         self.calls.append(f"pause {mode}")
         if mode == "abort":
             self.violations.append("SGLang's own abort mode, which may never return")
-        self.pause_mode = mode
+        # An in-place pause after a retracting one freezes nothing any more.
+        self.in_flight = mode == "in_place" and (self.in_flight or (self.pause_mode is None and self.running > 0))
+        self.pause_mode = mode if (mode, self.pause_mode) != ("in_place", "retract") else self.pause_mode
 
     def resume(self) -> None:
         self.calls.append("continue")
         if self.mixed:
             self.violations.append("continued with mixed weights")
+        if self.released:
+            self.violations.append(f"continued while {sorted(self.released)} is released")
         self.pause_mode = None
+        self.in_flight = False
 
     def abort_all(self) -> None:
         self.calls.append("abort")
@@ -92,7 +198,7 @@ class EngineRules:
 
     def flush(self) -> bool:
         self.calls.append("flush")
-        if self.grammar_queue or (self.running and self.pause_mode != "retract"):
+        if not self.idle:
             return False
         self.cached = self.stale = False
         return True
@@ -102,14 +208,16 @@ class EngineRules:
         self.calls.append(f"load {Path(path).name}")
         if self.pause_mode is None:
             self.violations.append("weights were loaded into a running engine")
+        if self.in_flight:
+            self.violations.append("weights were loaded under a step in flight")
+        if MemoryTag.WEIGHTS in self.released:
+            self._die("weights were loaded where there is no memory for them")
         if not Path(path).is_dir():
             return f"Failed to get weights iterator: {path} is not there."
         try:
             compare(read_manifest(Path(path)), read_manifest(Path(self.boot_path)), Path(path))
         except CheckpointRefused as error:
-            self.violations.append(f"a load that kills the engine: {error}")
-            self.alive = False
-            raise EngineDied from error
+            self._die(f"a load: {error}")
         self.held = self.held | {path}
         return None
 
@@ -134,6 +242,8 @@ ADMIN = {
     "/abort_request",
     "/update_weights_from_disk",
     "/weights_checker",
+    "/release_memory_occupation",
+    "/resume_memory_occupation",
     "/server_info",
 }
 OPEN = {"/health", "/ready", "/metrics"}
@@ -159,6 +269,7 @@ class FakeEngine:
         self.failures: dict[str, list[int]] = {}
         self.load_seconds = 0.0
         self.token_seconds = 0.002
+        self.version = ""  # as it says itself, if not that of its rules
         self.on_death: Callable[[], None] = lambda: None
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -182,7 +293,11 @@ class FakeEngine:
             ("POST", "/continue_generation", self._continue),
             ("POST", "/flush_cache", self._flush),
             ("POST", "/abort_request", self._abort),
-            ("POST", "/weights_checker", self._ok),
+            ("POST", "/weights_checker", self._check),
+            ("POST", "/release_memory_occupation", self._release),
+            ("POST", "/resume_memory_occupation", self._resume_memory),
+            ("POST", "/start_profile", self._start_profile),
+            ("POST", "/stop_profile", self._stop_profile),
             ("POST", "/update_weights_from_disk", self._update),
         ):
             app.router.add_route(method, path, handler)
@@ -235,7 +350,42 @@ class FakeEngine:
         )
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": "0.5.23", "admin_api_key": self.rules.admin_key})
+        return web.json_response(
+            {
+                "version": self.version or str(self.rules.release),
+                "watchdog_timeout": self.rules.watchdog_seconds,
+                "admin_api_key": self.rules.admin_key,
+            }
+        )
+
+    async def _tags(self, request: web.Request) -> list[MemoryTag]:
+        names = (await request.json())["tags"]
+        return [tag for tag, name in self.rules.release.memory_tags.items() if name in names]
+
+    async def _release(self, request: web.Request) -> web.Response:
+        self.rules.release_memory(await self._tags(request))
+        return web.json_response(None)
+
+    async def _resume_memory(self, request: web.Request) -> web.Response:
+        self.rules.resume_memory(await self._tags(request))
+        return web.json_response(None)
+
+    async def _check(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        success, message, checksum = self.rules.check(body["action"], body.get("skip_tensor_list") == [""])
+        answer: dict[str, Any] = {"success": success, "message": message}
+        if checksum:
+            info = {"role": "target", "tp_rank": 0, "tp_size": 1}
+            answer |= {"ranks": [{"parallelism_info": info}], "per_engine_checksum": checksum}
+        return web.json_response(answer, status=200 if success else 400)
+
+    async def _start_profile(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        begun = self.rules.start_profile(Path(body["output_dir"]), body["profile_id"], body["num_steps"])
+        return web.Response(text="Start profiling.\n" if begun else "in progress", status=200 if begun else 500)
+
+    async def _stop_profile(self, request: web.Request) -> web.Response:
+        return web.Response(text="Stop profiling.\n", status=200 if self.rules.stop_profile() else 500)
 
     async def _loads(self, request: web.Request) -> web.Response:
         load = {"num_running_reqs": self.rules.running, "num_waiting_reqs": self.rules.grammar_queue}

@@ -61,6 +61,9 @@ class FakePod:
                 "run_dir": folder / "run",
                 "state_dir": folder / "state",
                 "fleet_file": fleet_file,
+                "profile_dir": folder / "profiles",
+                "namespace": "team-a",
+                "pod_name": f"fleet-e0-{rank}",
                 "drain_seconds": 1.0,
                 **settings,
             },
@@ -108,6 +111,7 @@ class FakePod:
         return await self.run_engine(start_id, loads(LaunchOrder, json.dumps(order)), **rules)
 
     async def run_engine(self, start_id: str, order: LaunchOrder, **rules: Any) -> FakeEngine:
+        rules = {"backup": order.launch.weights_backup, **rules}
         made = EngineRules(order.model_path, order.weight_version, f"d-{start_id}", f"a-{start_id}", **rules)
         self.engine = FakeEngine(made, self.settings.engine_port)
         self.engine.on_death = self._died

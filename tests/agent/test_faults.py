@@ -1,31 +1,42 @@
 """Any order of the operator under any schedule of faults: the agent or the engine killed before, within or after each
-call and each write, loads that break, caches that stay busy. What must never happen is checked at every step by
-EngineRules; in the end, with the faults over, the last order must hold."""
+call and each write, loads that break, caches that stay busy, requests that never end. What must never happen, the
+calls that kill an engine among it, is checked at every step by EngineRules; with the faults over, the last order must
+hold."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sglang_rollout.agent import plan
+from sglang_rollout.agent import actions, memory_steps, plan, residency
 from sglang_rollout.agent.actor import Actor
 from sglang_rollout.agent.checkpoint import CheckpointRefused
-from sglang_rollout.agent.memory import Memory, MemoryFile
-from sglang_rollout.agent.sglang import CacheBusy, EngineError, EngineUnreachable, ModelInfo
+from sglang_rollout.agent.journal import JournalFile
+from sglang_rollout.agent.move_report import move_report
+from sglang_rollout.agent.settings import AgentSettings
+from sglang_rollout.agent.sglang import Answer, CacheBusy, EngineError, EngineUnreachable, Load, ModelInfo, ServerInfo
+from sglang_rollout.agent.sglang_versions import NEWEST, OLDEST, Release
+from sglang_rollout.agent.situation import EngineFacts, Situation
 from sglang_rollout.protocol.desired import AgentDesired, Execution, ExecutionState
 from sglang_rollout.protocol.launch import EngineRecord, LaunchOrder
+from sglang_rollout.protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
+from sglang_rollout.protocol.operations import Operation, OperationKind, OperationResult
 from sglang_rollout.protocol.report import EngineState, MoveReport
 from sglang_rollout.protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
 
 from . import checkpoints
-from .fake_engine import EngineRules
+from .fake_engine import LOST, RANDOM, EngineDied, EngineRules
+
+T = TypeVar("T")
 
 
 class AgentKilled(BaseException):
@@ -69,6 +80,17 @@ class DirectEngine:
         self._world.finish_load()
         return self._world.rules
 
+    def _of_rules(self, rule: Callable[..., T], *arguments: Any) -> T:
+        try:
+            return rule(*arguments)
+        except EngineDied as death:
+            self._world.kill_engine()
+            raise EngineUnreachable(str(death)) from death
+
+    @property
+    def release(self) -> Release:
+        return self._world.release
+
     async def pause(self, mode: PauseMode) -> None:
         rules = await self._before()
         rules.pause("in_place" if mode is PauseMode.IN_PLACE else "retract")
@@ -91,12 +113,51 @@ class DirectEngine:
     async def abort_all(self) -> None:
         (await self._before()).abort_all()
 
+    async def load(self) -> Load:
+        rules = await self._before()
+        return Load(rules.running, rules.grammar_queue)
+
     async def fence(self) -> None:
+        rules = await self._before()
+        self._of_rules(rules.check, "checksum", True)
+
+    async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
+        rules = await self._before()
+        self._of_rules(rules.release_memory, list(tags))
+        await self._point()
+
+    async def resume_memory(self, tags: Sequence[MemoryTag]) -> None:
+        rules = await self._before()
+        self._of_rules(rules.resume_memory, list(tags))
+        await self._point()
+
+    async def check_weights(self, action: str, seconds: float) -> Answer:
+        rules = await self._before()
+        success, message, checksum = self._of_rules(rules.check, action)
+        await self._point()
+        body = json.dumps({"success": success, "message": message, "per_engine_checksum": checksum})
+        return Answer(200 if success else 400, body)
+
+    async def start_profile(self, folder: str, steps: int, name: str) -> None:
+        rules = await self._before()
+        begun = rules.start_profile(Path(folder), name, steps)
+        await self._point()
+        if not begun:
+            raise EngineError("in progress")
+
+    async def stop_profile(self, seconds: float) -> bool:
+        rules = await self._before()
+        stopped = rules.stop_profile()
+        await self._point()
+        return stopped
+
+    async def server_info(self) -> ServerInfo:
         await self._before()
+        return ServerInfo(str(self.release), 300.0)
 
     async def load_from_disk(self, weights: WeightVersion, seconds: float) -> None:
         rules = await self._before()
-        if why := rules.begin_load(weights.path):
+        if why := self._of_rules(rules.begin_load, weights.path):
             raise EngineError(why)
         self._world.loading = weights
         await self._point()
@@ -109,17 +170,17 @@ class DirectEngine:
         return ModelInfo(rules.version, rules.path)
 
 
-class FaultyMemory(MemoryFile):
+class FaultyJournal(JournalFile):
     def __init__(self, path: Path, faults: Faults) -> None:
-        super().__init__(path)
         self._faults = faults
+        super().__init__(path)
 
-    def write(self, memory: Memory) -> None:
-        if memory == self.memory:
+    def save(self) -> None:
+        if self._now == self._written:
             return
         if self._faults.next() == "agent":
             raise AgentKilled
-        super().write(memory)
+        super().save()
         if self._faults.next() == "agent":
             raise AgentKilled
 
@@ -136,7 +197,10 @@ class Reference:
 class World:
     """One engine, one agent, and their operator. It is the agent's EngineWatch as well."""
 
-    def __init__(self, folder: Path, boot: WeightVersion) -> None:
+    def __init__(self, folder: Path, boot: WeightVersion, release: Release, backup: bool) -> None:
+        self.release = release
+        self.launch = LaunchOptions(memory_saver=True, weights_backup=backup)
+        self.endless = False  # requests end only by an abort
         self.faults = Faults()
         self.now = 0.0
         self.starts = 0
@@ -146,8 +210,8 @@ class World:
         self.violations: list[str] = []
         self.kept_before = False  # a move kept the cache: that it is stale was ordered
         self.engine = DirectEngine(self)
-        self._file = folder / "memory.json"
-        self._facts = plan.EngineFacts()
+        self._folder = folder
+        self._facts = EngineFacts()
         self.rules: EngineRules
         self.desired = AgentDesired(1, 1, boot, Execution())
         self.start_engine()
@@ -158,7 +222,9 @@ class World:
     def start_engine(self) -> None:
         self.starts += 1
         self.loading = None
-        self.rules = EngineRules(self.boot.path, self.boot.version)
+        self.rules = EngineRules(
+            self.boot.path, self.boot.version, release=self.release, backup=self.launch.weights_backup
+        )
 
     def kill_engine(self) -> None:
         self.violations += self.rules.violations
@@ -179,13 +245,15 @@ class World:
 
     @property
     def record(self) -> EngineRecord:
-        return EngineRecord(self.start_id, "", LaunchOrder(self.boot.path, self.boot.version), "d", "a")
+        order = LaunchOrder(self.boot.path, self.boot.version, launch=self.launch)
+        return EngineRecord(self.start_id, "", order, "d", "a")
 
-    def observe(self) -> plan.EngineFacts:
+    def observe(self) -> EngineFacts:
         rules = self.rules
         state = EngineState.SERVING if rules.alive else EngineState.ABSENT
         held = WeightVersion(rules.version, rules.path) if rules.alive else WeightVersion("", "")
-        self._facts = plan.EngineFacts(self.start_id, state, held, rules.alive and rules.ready)
+        ready = rules.alive and rules.ready
+        self._facts = EngineFacts(self.start_id, state, held, ready, self.launch, self.release)
         return self._facts
 
     def assume(self, **read: Any) -> None:
@@ -194,8 +262,9 @@ class World:
     # --- the agent ---
 
     def start_agent(self) -> Actor:
-        memory = FaultyMemory(self._file, self.faults)
-        self.actor = Actor(self, memory, Reference(self.refused), lambda: self.now, 0)  # type: ignore[arg-type]
+        journal = FaultyJournal(self._folder / "journal.json", self.faults)
+        settings = AgentSettings(rank=0, nodes=1, pod_uid="u", pod_ip="", profile_dir=self._folder / "profiles")
+        self.actor = Actor(self, journal, Reference(self.refused), lambda: self.now, settings)  # type: ignore[arg-type]
         return self.actor
 
     async def order(self, desired: AgentDesired) -> None:
@@ -209,17 +278,19 @@ class World:
             except AgentKilled:
                 self.start_agent()
 
-    async def settle(self, actions: int | None = None) -> MoveReport | None:
+    async def settle(self, steps: int | None = None) -> MoveReport | None:
         """The agent's loop, started again whenever it is killed; so is the engine. Until it has nothing to do, or for
         so many actions."""
-        left = 300 if actions is None else actions
+        left = 300 if steps is None else steps
         while left > 0:
             if not self.rules.alive:
                 self.start_engine()
             try:
                 situation = self.actor.situation(self.desired, self.observe())
                 action = plan.next_action(situation)
-                if isinstance(action, plan.Nothing):
+                if isinstance(action, actions.Kill):
+                    self.kill_engine()
+                elif isinstance(action, actions.Nothing):
                     self.actor.save()
                     if action.until is None:
                         return self.at_rest()
@@ -228,33 +299,53 @@ class World:
                     await self.actor.perform(action, situation)
             except AgentKilled:
                 self.start_agent()
-            self.rules.token()
+            self.step()
             self.now += 0.01
             left -= 1
-        assert actions is not None, f"never at rest: {self.rules.calls[-12:]}"
+        assert steps is not None, f"never at rest: {self.rules.calls[-12:]}"
         return None
 
-    def report(self) -> MoveReport | None:
-        return plan.move_report(self.actor.situation(self.desired, self.observe()))
+    def step(self) -> None:
+        """One of the engine's own: a token for everybody, and for one it is the last."""
+        try:
+            made = self.rules.token()
+        except EngineDied:
+            self.kill_engine()
+            return
+        if made and self.rules.running and not self.endless and self.rules.tokens % 3 == 0:
+            self.rules.running -= 1
+
+    def situation(self) -> Situation:
+        return self.actor.situation(self.desired, self.observe())
 
     def at_rest(self) -> MoveReport | None:
         """Nothing is left to do: what the report says is so, and what was ordered has come about or is refused."""
-        rules, report, desired = self.rules, self.report(), self.desired
+        rules, situation, desired = self.rules, self.situation(), self.desired
+        report = move_report(situation)
+        void = bool(situation.void)  # also when the agent was killed before the call that would have made it so
+        assert situation.released == rules.released
+        assert void or not rules.held & {LOST, RANDOM}
+        shut = void or bool(rules.released)
+        assert not shut or rules.pause_mode is not None
         paused = rules.pause_mode is not None
+        level = shut or desired.execution.state is ExecutionState.PAUSED
+        self._check_memory_and_operations(situation)
         if report is None:
-            assert paused == (desired.execution.state is ExecutionState.PAUSED)
+            assert paused == level
             return None
         assert desired.move is not None
         wanted = desired.move
         if report.dirty:
             assert paused
             return report
-        assert not rules.mixed
+        assert void or not rules.mixed
         if report.error or report.aborted or wanted.until in (Step.PREPARE, Step.CONTINUE):
-            assert paused == (desired.execution.state is ExecutionState.PAUSED)
-        at_target = (rules.version, rules.path) == (wanted.weights.version, wanted.weights.path)
+            assert paused == level
+        at_target = not void and (rules.version, rules.path) == (wanted.weights.version, wanted.weights.path)
         if report.error or report.aborted:
             assert not at_target
+            return report
+        if MemoryTag.WEIGHTS in rules.released and not at_target:
             return report
         assert report.reached >= wanted.until or (wanted.until is Step.PAUSE and at_target)
         if wanted.until >= Step.APPLY:
@@ -263,6 +354,18 @@ class World:
         if Step.PAUSE <= wanted.until < Step.CONTINUE and report.reached is not Step.CONTINUE:
             assert paused
         return report
+
+    def _check_memory_and_operations(self, situation: Situation) -> None:
+        order = self.desired.memory
+        waits = situation.dirty or situation.moving or (situation.live and situation.at_target)
+        if order is not None and not residency.refusal(situation) and not waits:
+            assert self.rules.released == set(order.released)
+        results = {record.operation.id: record.report.result for record in situation.operations}
+        if not waits and not self.rules.released and not (order and order.released):
+            profiles = [o for o in self.desired.operations if o.kind is OperationKind.PROFILE]
+            for operation in self.desired.operations:
+                if operation not in profiles:
+                    assert results[operation.id] is not OperationResult.RUNNING
 
 
 ORDERS = st.one_of(
@@ -276,6 +379,9 @@ ORDERS = st.one_of(
     st.tuples(st.just("until"), st.sampled_from([step for step in Step if step])),
     st.tuples(st.just("abort")),
     st.tuples(st.just("execution"), st.sampled_from([*ExecutionState]), st.sampled_from([*PauseMode])),
+    st.tuples(st.just("memory"), st.one_of(st.none(), st.sets(st.sampled_from([*MemoryTag])))),
+    st.tuples(st.just("operations"), st.lists(st.sampled_from([*OperationKind]), max_size=3)),
+    st.tuples(st.just("requests"), st.integers(1, 3), st.booleans()),
     st.tuples(st.just("busy"), st.integers(0, 2)),
     st.tuples(st.just("breaks"), st.integers(0, 3)),
     st.tuples(st.just("kill engine")),
@@ -301,6 +407,15 @@ async def obey(
             await world.order(replace(desired, move=replace(desired.move, abort=True)))
         case ("execution", state, mode):
             await world.order(replace(desired, execution=Execution(state, mode)))
+        case ("memory", tags):
+            memory = None if tags is None else MemoryOrder(sorted(tags), drain_seconds=0.5)
+            await world.order(replace(desired, memory=memory))
+        case ("operations", kinds):
+            listed = [Operation(f"o{number}.{n}", kind, 2, timeout_seconds=1.0) for n, kind in enumerate(kinds)]
+            await world.order(replace(desired, operations=listed))
+        case ("requests", count, endless):
+            world.rules.running += count
+            world.endless = endless
         case ("busy", count):
             world.rules.grammar_queue = count
         case ("breaks", count):
@@ -315,9 +430,11 @@ async def obey(
 Given = list[tuple[tuple[Any, ...], dict[int, str], int | None]]  # order, faults, actions until the next order
 
 
-async def scenario(orders: Given, versions: dict[str, WeightVersion]) -> None:
+async def scenario(
+    orders: Given, versions: dict[str, WeightVersion], release: Release = NEWEST, backup: bool = False
+) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        world = World(Path(folder), versions["1"])
+        world = World(Path(folder), versions["1"], release, backup)
         world.refused.add(versions["bad"].path)
         for number, (order, faults, actions) in enumerate(orders, start=2):
             world.faults.at, world.faults.passed = dict(faults), 0
@@ -325,17 +442,23 @@ async def scenario(orders: Given, versions: dict[str, WeightVersion]) -> None:
         # The faults are over, and the operator restarts what says that it is dirty.
         world.faults.at = {}
         world.rules.grammar_queue = world.rules.fails_to_load = 0
+        world.endless = False
         report = await world.settle()
         if report is not None and report.dirty:
             world.kill_engine()
         final = WeightMove("final", versions["2"], Step.CONTINUE)
-        await world.order(AgentDesired(1, 99, versions["1"], Execution(), move=final))
+        await world.order(AgentDesired(1, 99, versions["1"], Execution(), move=final, memory=MemoryOrder([])))
         report = await world.settle()
         assert report is not None
         assert (report.reached, report.error, report.dirty) == (Step.CONTINUE, "", False)
         assert world.rules.token()
         assert world.rules.served[-1] == "2"
         assert world.violations + world.rules.violations == []
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_steps, "EMPTY_AGAIN_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -361,10 +484,23 @@ def test_one_fault_at_each_point_of_a_move(offered: dict[str, WeightVersion], fa
 
 
 @settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(orders=st.lists(st.tuples(ORDERS, FAULTS, st.one_of(st.none(), st.integers(0, 8))), max_size=8))
-@example(orders=[(("breaks", 3), {}, 0), (TO_2, {}, None), (("kill agent",), {}, None), (("abort",), {}, None)])
-@example(orders=[(("busy", 1), {}, 0), (TO_2, {3: "agent"}, None), (PAUSED, {}, None)])
-@example(orders=[(PAUSED, {}, None), (("busy", 1), {}, 0), (TO_2, {}, None)])
-@example(orders=[(TO_2, {12: "agent"}, 4), (("move", "3", Step.PREPARE, PauseMode.RETRACT, KVCache.FLUSH), {}, None)])
-def test_any_orders_under_any_faults(offered: dict[str, WeightVersion], orders: Given) -> None:
-    asyncio.run(scenario(orders, offered))
+@given(
+    orders=st.lists(st.tuples(ORDERS, FAULTS, st.one_of(st.none(), st.integers(0, 8))), max_size=8),
+    release=st.sampled_from([OLDEST, NEWEST]),
+    backup=st.booleans(),
+)
+@example(
+    orders=[(("breaks", 3), {}, 0), (TO_2, {}, None), (("kill agent",), {}, None), (("abort",), {}, None)],
+    release=NEWEST,
+    backup=False,
+)
+@example(orders=[(("busy", 1), {}, 0), (TO_2, {3: "agent"}, None), (PAUSED, {}, None)], release=NEWEST, backup=False)
+@example(
+    orders=[(TO_2, {12: "agent"}, 4), (("move", "3", Step.PREPARE, PauseMode.RETRACT, KVCache.FLUSH), {}, None)],
+    release=NEWEST,
+    backup=False,
+)
+def test_any_orders_under_any_faults(
+    offered: dict[str, WeightVersion], orders: Given, release: Release, backup: bool
+) -> None:
+    asyncio.run(scenario(orders, offered, release, backup))

@@ -13,95 +13,105 @@ from sglang_rollout.protocol.desired import AgentDesired
 from sglang_rollout.protocol.weights import PauseMode, Step, WeightMove, WeightVersion
 from sglang_rollout.protocol.wire import MalformedMessage
 
-from . import plan
+from . import actions
 from .checkpoint import CheckpointRefused
 from .engine_watch import EngineWatch
-from .memory import Memory, MemoryFile, OpenApply, PauseMark
+from .journal import Journal, JournalFile, OpenApply, PauseMark
+from .memory_steps import MemorySteps
+from .move_report import reached
+from .one_shot_steps import OneShotSteps
 from .reference import ReferenceFile
+from .settings import AgentSettings
 from .sglang import CacheBusy, EngineError
+from .situation import EngineFacts, Progress, Situation, in_force, may_abort
 
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.5
 BUSY_SECONDS = (0.25, 5.0)  # first and longest time that the old weights serve before a flush is tried again
+# Of releases that count queued requests as users of the cache.
+FLUSH_HINT = "; this SGLang cannot flush while requests are queued: set weights.pauseMode Abort or weights.kvCache Keep"
 
 
 class Actor:
-    """The state of one engine's move and pause, and the steps that change it."""
+    """The state of one engine's pause, move, memory and operations, and the steps that change it."""
 
     def __init__(
-        self, watch: EngineWatch, memory: MemoryFile, reference: ReferenceFile, clock: Callable[[], float], rank: int
+        self,
+        watch: EngineWatch,
+        journal: JournalFile,
+        reference: ReferenceFile,
+        clock: Callable[[], float],
+        settings: AgentSettings,
     ) -> None:
         self._watch = watch
-        self._file = memory
-        self._memory = memory.memory
+        self._journal = journal
         self._reference = reference
         self._clock = clock
-        self._rank = rank
-        self._progress: plan.Progress | None = None
+        self._rank = settings.rank
+        self._memory = MemorySteps(watch, journal, clock)
+        self._one_shots = OneShotSteps(watch, journal, settings, clock)
+        self._progress: Progress | None = None
         self._continued_start = ""
 
     @property
-    def memory(self) -> Memory:
-        return self._memory
+    def journal(self) -> Journal:
+        return self._journal.now
 
     def remember(self, **changes: object) -> None:
-        """To be written by save(), at the latest before the next apply."""
-        self._memory = replace(self._memory, **changes)  # type: ignore[arg-type]
+        """To be written by save(), at the latest before the next step that cannot be undone."""
+        self._journal.remember(**changes)
 
     def save(self) -> None:
-        self._file.write(self._memory)
+        self._journal.save()
 
-    def situation(self, desired: AgentDesired, facts: plan.EngineFacts) -> plan.Situation:
+    def situation(self, desired: AgentDesired, facts: EngineFacts) -> Situation:
         """What the plan is made from; state of an engine start that is over is dropped here."""
-        self._drop_what_is_over(desired, facts)
+        if facts.start_id:
+            self._journal.forget_older_starts(facts.start_id)
+        self._follow(desired.move, facts.start_id)
         situation = self._view(desired, facts)
+        self._memory.follow(situation)
+        self._one_shots.follow(situation)
         if self._progress is not None:
-            if plan.may_abort(situation):
+            if may_abort(situation):
                 self._note(aborted=True)
-            if plan.reached(situation) is Step.CONTINUE:
+            if reached(situation) is Step.CONTINUE:
                 self._note(continued=True)
         return self._view(desired, facts)
 
-    def _view(self, desired: AgentDesired, facts: plan.EngineFacts) -> plan.Situation:
-        mark = self._memory.pause
-        open_apply = self._memory.open_apply
-        return plan.Situation(
+    def _follow(self, move: WeightMove | None, start_id: str) -> None:
+        if move is None:
+            self._progress = None
+        elif self._progress is None or (self._progress.move_id, self._progress.start_id) != (move.id, start_id):
+            self._progress = Progress(move.id, start_id)
+
+    def _view(self, desired: AgentDesired, facts: EngineFacts) -> Situation:
+        journal = self.journal
+        mark, held = journal.pause, journal.residency
+        continued = self._continued_start == facts.start_id != ""
+        return Situation(
             desired=desired,
             facts=facts,
-            pause=plan.in_force(facts, mark.mode if mark else None, self._continued_start == facts.start_id != ""),
-            dirty=open_apply is not None and open_apply.start_id == facts.start_id,
+            pause=in_force(facts, mark.mode if mark else None, continued),
+            dirty=journal.open_apply is not None and journal.open_apply.start_id == facts.start_id,
             progress=self._progress,
             now=self._clock(),
             rank=self._rank,
+            paused_since=mark.since if mark else 0.0,
+            turned=mark is not None and mark.turned,
+            released=frozenset([*held.released, *held.doing]) if held else frozenset(),
+            unsure=held is not None and bool(held.doing),
+            void=held.void if held else "",
+            emptying=self._memory.emptying,
+            operations=tuple(journal.operations),
+            profile_look_at=self._one_shots.profile_look_at,
         )
 
-    def _drop_what_is_over(self, desired: AgentDesired, facts: plan.EngineFacts) -> None:
-        present = facts.start_id
-        if present and (self._memory.open_apply is not None and self._memory.open_apply.start_id != present):
-            self.remember(open_apply=None)
-        if present and (self._memory.pause is not None and self._memory.pause.start_id != present):
-            self.remember(pause=None)
-        move = desired.move
-        if move is None:
-            self._progress = None
-        elif self._progress is None or (self._progress.move_id, self._progress.start_id) != (move.id, present):
-            self._progress = plan.Progress(move.id, present)
-
-    async def perform(self, action: plan.Action, situation: plan.Situation) -> bool:
+    async def perform(self, action: actions.Action, situation: Situation) -> bool:
         """True if the step is done; otherwise the state says what went wrong and when to try again."""
         try:
-            match action:
-                case plan.Prepare(move):
-                    await self._prepare(move)
-                case plan.Pause(mode):
-                    await self._pause(mode, situation)
-                case plan.Flush(force):
-                    await self._flush(force)
-                case plan.Apply(move):
-                    await self._apply(move, situation)
-                case plan.Continue():
-                    await self._continue(situation)
+            await self._do(action, situation)
         except CheckpointRefused as refusal:
             log.warning("refused: %s", refusal)
             self._note(error=str(refusal), refused=True)
@@ -114,6 +124,31 @@ class Actor:
             return False
         return True
 
+    async def _do(self, action: actions.Action, situation: Situation) -> None:
+        match action:
+            case actions.Prepare(move):
+                await self._prepare(move)
+            case actions.Pause(mode, turned):
+                await self._pause(mode, turned, situation)
+            case actions.Flush(force):
+                await self._flush(force)
+            case actions.Apply(move):
+                await self._apply(move, situation)
+            case actions.Continue():
+                await self._continue(situation)
+            case actions.LookAtLoad():
+                await self._memory.look(situation)
+            case actions.Empty():
+                await self._memory.empty(situation)
+            case actions.Release():
+                await self._memory.release(action, situation)
+            case actions.Resume():
+                await self._memory.resume(action, situation)
+            case actions.Operate(operation):
+                await self._one_shots.begin(operation, situation)
+            case actions.LookAtProfile(operation, end):
+                await self._one_shots.look_at_profile(operation, end, situation)
+
     async def _prepare(self, move: WeightMove) -> None:
         began = self._clock()
         self._note(began_at=self._began())
@@ -123,16 +158,15 @@ class Actor:
         await asyncio.wait_for(check, move.timeout_seconds)
         self._note(prepared=True, problem="", began_at=None, prepare_seconds=round(self._clock() - began, 4))
 
-    async def _pause(self, mode: PauseMode, situation: plan.Situation) -> None:
-        start = situation.facts.start_id
-        if plan.moving(situation):
+    async def _pause(self, mode: PauseMode, turned: bool, situation: Situation) -> None:
+        if situation.moving:
             self._note(began_at=self._began())
             if situation.pause is None:
                 self._note(paused_at=self._clock())
         self._note(flushed=False)
         await self._watch.engine.pause(mode)
         self._continued_start = ""
-        self.remember(pause=PauseMark(start, mode))
+        self.remember(pause=PauseMark(situation.facts.start_id, mode, self._clock(), turned))
         self._watch.assume(ready=False)
         self._note(problem="")
 
@@ -149,7 +183,7 @@ class Actor:
             await engine.flush_cache()
         self._note(flushed=True, problem="")
 
-    async def _apply(self, move: WeightMove, situation: plan.Situation) -> None:
+    async def _apply(self, move: WeightMove, situation: Situation) -> None:
         engine = self._watch.engine
         if situation.pause is PauseMode.IN_PLACE:
             await engine.fence()
@@ -165,12 +199,14 @@ class Actor:
             assert self._progress is not None
             self._note(failures=self._progress.failures + 1, prepared=False, flushed=False)
             raise EngineError(f"version {move.weights.version!r}: {error}") from error
-        self.remember(open_apply=None)
+        residency = self.journal.residency
+        self.remember(open_apply=None, residency=replace(residency, void="") if residency else None)
         self.save()
         self._watch.assume(weights=held)
         self._note(problem="", failures=0)
 
-    async def _continue(self, situation: plan.Situation) -> None:
+    async def _continue(self, situation: Situation) -> None:
+        self._memory.not_empty_any_more()
         await self._watch.engine.continue_generation()
         self._continued_start = situation.facts.start_id
         self.remember(pause=None)
@@ -180,16 +216,17 @@ class Actor:
             self._note(stall_seconds=round(self._clock() - progress.paused_at, 4))
         self._note(paused_at=None, flushed=False)
 
-    def _postpone(self, error: CacheBusy, situation: plan.Situation) -> None:
+    def _postpone(self, error: CacheBusy, situation: Situation) -> None:
         """The old weights serve for a while, then the flush is tried again."""
         if self._progress is None:
             return
         first, longest = BUSY_SECONDS
         wait = min(longest, first * 2**self._progress.busy)
         self._note(busy=self._progress.busy + 1)
-        self._fail(str(error), situation, wait)
+        hint = "" if situation.facts.release.flushes_queued else FLUSH_HINT
+        self._fail(f"{error}{hint}", situation, wait)
 
-    def _fail(self, problem: str, situation: plan.Situation, wait: float = RETRY_SECONDS) -> None:
+    def _fail(self, problem: str, situation: Situation, wait: float = RETRY_SECONDS) -> None:
         log.warning("%s", problem)
         progress, move = self._progress, situation.move
         if progress is None or move is None:
@@ -198,7 +235,7 @@ class Actor:
         self._note(problem=problem, retry_at=now + wait)
         late = progress.began_at is not None and now - progress.began_at > move.timeout_seconds
         # What has begun to apply is not given up by the clock: `failures` bounds it.
-        if late and situation.live and not situation.at_target and self._memory.open_apply is None:
+        if late and situation.live and not situation.at_target and self.journal.open_apply is None:
             self._note(error=f"given up after {move.timeout_seconds:g} s: {problem}")
 
     def _began(self) -> float:

@@ -14,15 +14,17 @@ from sglang_rollout.protocol.launch import LaunchOrder
 from sglang_rollout.protocol.report import AgentIdentity, AgentReport, EngineState
 from sglang_rollout.serving.longpoll import ReportBoard
 
-from . import plan
+from . import actions, plan
 from .actor import Actor
 from .draining import Draining
 from .engine_report import Waiting, engine_report
 from .engine_watch import EngineWatch
 from .group import NotYet, StartGate
+from .move_report import move_report
 from .probe import GenerationProbe
 from .settings import AgentSettings
 from .sglang import EngineError, Load, SGLang
+from .situation import EngineFacts, should_run
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ LOAD_SECONDS = 10.0  # between reads of the request counts, which would otherwis
 DRAIN_TICK_SECONDS = 0.25
 DRAIN_MARGIN_SECONDS = 5.0  # for what was aborted to be gone
 RANK0_SECONDS = 2.0
+# Steps during which no token can come, so that the probe must not wait for one.
+_STOPPING = (actions.Pause, actions.Empty, actions.Operate)
 SILENCE_SECONDS = 60.0  # of an engine that has served, whatever it is asked to do
 
 
@@ -77,12 +81,12 @@ class Control:
     # --- orders ---
 
     @property
-    def _facts(self) -> plan.EngineFacts:
+    def _facts(self) -> EngineFacts:
         return self._watch.facts
 
     @property
     def desired(self) -> AgentDesired | None:
-        return self._actor.memory.desired
+        return self._actor.journal.desired
 
     def accept(self, desired: AgentDesired) -> AgentReport:
         """A desired state of a term that is obeyed: remembered before it is answered."""
@@ -133,10 +137,30 @@ class Control:
 
     @property
     def serves(self) -> bool:
-        """Fit for traffic or for being its group's member; paused counts as serving."""
-        open_apply = self._actor.memory.open_apply
+        """Fit for traffic or for being its group's member; paused counts as serving, unless it holds no weights or has
+        released memory."""
+        open_apply = self._actor.journal.open_apply
         dirty = open_apply is not None and open_apply.start_id == self._facts.start_id
-        return self._state() is EngineState.SERVING and not dirty
+        return self._state() is EngineState.SERVING and not dirty and not self._shut()
+
+    def _shut(self) -> bool:
+        held = self._actor.journal.residency
+        ours = held is not None and held.start_id == self._facts.start_id
+        return ours and bool(held and (held.released or held.doing or held.void))
+
+    # --- for a trainer that drives the engine ---
+
+    @property
+    def hands_off(self) -> bool:
+        return bool(self.desired and self.desired.hands_off)
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    def look(self) -> None:
+        """The engine may have been changed: it is read again now."""
+        self._woken.set()
 
     # --- the loop ---
 
@@ -166,24 +190,27 @@ class Control:
 
     async def _advance(self) -> float:
         """Steps until there is nothing to do now. Returns the seconds until it should look again."""
-        last: plan.Action | None = None
+        last: actions.Action | None = None
         while not self._killing:
             assert self.desired is not None
             situation = self._actor.situation(self.desired, self._facts)
             action = plan.next_action(situation)
-            if isinstance(action, plan.Nothing):
+            if isinstance(action, actions.Nothing):
                 self._message = action.why
                 if last is not None:
                     return 0.0  # what was assumed of the engine after the steps is to be read from it
                 return TICK_SECONDS if action.until is None else min(TICK_SECONDS, action.until - self._clock())
             if action == last:
                 return REPEAT_SECONDS
-            self._message = type(action).__name__.lower()
-            if isinstance(action, plan.Pause):
+            if isinstance(action, actions.Kill):
+                self._kill(action.reason)
+                return REPEAT_SECONDS
+            self._message = f"step: {type(action).__name__}"
+            if isinstance(action, _STOPPING):
                 self._probe.rest()
             self._publish()
             done = await self._actor.perform(action, situation)
-            if not done and not isinstance(action, plan.Flush):
+            if not done and not isinstance(action, actions.Flush):
                 return REPEAT_SECONDS
             last = action
         return TICK_SECONDS
@@ -192,7 +219,7 @@ class Control:
         limit = max(SILENCE_SECONDS, self.desired.probe_seconds if self.desired else 0.0)
         if self._watch.silent_seconds > limit:
             self._kill(f"it has not answered for {limit:g} s", probe=True)
-        joined = self._actor.memory.joined
+        joined = self._actor.journal.joined
         group = self.desired.group if self.desired else None
         if joined and group and joined.start_id == self._facts.start_id and joined.group != group:
             self._kill("its group is of another incarnation now")
@@ -211,7 +238,8 @@ class Control:
         try:
             self._load = await self._watch.engine.load()
             held = bool(self.desired and self.desired.execution.state is ExecutionState.PAUSED)
-            if self._draining() and self._drain.look(self._load, held, now):
+            overdue = self._draining() and self._drain.look(self._load, held, now)
+            if overdue and not self.hands_off:  # else whoever drives it decides what becomes of its requests
                 await self._watch.engine.abort_all()
         except EngineError as error:
             log.warning("%s", error)
@@ -220,7 +248,7 @@ class Control:
         """A group's member whose rank 0 started again can never join it: it starts again as well."""
         while True:
             await asyncio.sleep(RANK0_SECONDS)
-            joined = self._actor.memory.joined
+            joined = self._actor.journal.joined
             if joined is None or joined.start_id != self._facts.start_id or self._facts.state is EngineState.ABSENT:
                 continue
             try:
@@ -237,7 +265,7 @@ class Control:
         desired = self.desired
         if desired is None or desired.probe_seconds <= 0 or self._killing or self._draining():
             return None
-        if not plan.should_run(self._actor.situation(desired, self._facts)):
+        if not should_run(self._actor.situation(desired, self._facts)):
             return None
         return self._watch.engine, desired.probe_seconds
 
@@ -302,7 +330,8 @@ class Control:
                 generation=desired.generation if desired else 0,
                 incarnation=desired.group.incarnation if desired and desired.group else 0,
                 engine=engine_report(self._watch, self._state(), situation, self._load, self._waiting()),
-                move=plan.move_report(situation) if situation else None,
+                move=move_report(situation) if situation else None,
+                operations=[record.report for record in situation.operations] if situation else [],
                 probe_failure=self._probe_failure[1] if self._probe_failure[0] == start else "",
                 drained=drained,
                 message=self._waits_for or self._message,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from sglang_rollout.protocol.report import EngineReport, EngineState
 
-from . import plan
 from .engine_watch import EngineWatch
 from .sglang import Load
+from .situation import EngineFacts, Situation
 
 
 @dataclass(frozen=True)
@@ -20,25 +20,35 @@ class Waiting:
 
 
 def engine_report(
-    watch: EngineWatch, state: EngineState, situation: plan.Situation | None, load: Load, waiting: Waiting
+    watch: EngineWatch, state: EngineState, situation: Situation | None, load: Load, waiting: Waiting
 ) -> EngineReport:
     """`situation`: None before the first desired state; then /ready alone says whether the engine is paused."""
     record, facts = watch.record, watch.facts
-    failure = record.failure if record and record.exited else ""
+    failure = record.failure if record and record.exited else watch.refusal
     if state is EngineState.WAITING:
         return EngineReport(state, waiting.start_id, failure=waiting.reason or failure)
     if record is None or state is EngineState.ABSENT:
         return EngineReport(EngineState.ABSENT, failure=failure)
-    serving = facts.state is EngineState.SERVING
     return EngineReport(
         state=state,
         start_id=record.start_id,
         started_at=record.started_at,
-        weight_version=facts.weights.version,
+        weight_version="" if situation and situation.void else facts.weights.version,
         model_path=facts.weights.path,
         data_key=record.data_key,
-        paused=serving and (situation.pause is not None if situation else not facts.ready),
+        paused=facts.state is EngineState.SERVING and _paused(facts, situation),
         sglang_version=watch.sglang_version,
+        failure=failure,
         running_requests=load.running,
         queued_requests=load.queued,
+        launch=record.order.launch,
+        released=sorted(situation.released) if situation else [],
+        weights_void=situation.void if situation else "",
     )
+
+
+def _paused(facts: EngineFacts, situation: Situation | None) -> bool:
+    """As the engine itself says when somebody else drives it: what we did to it before says nothing then."""
+    if situation is None or situation.desired.hands_off:
+        return not facts.ready
+    return situation.pause is not None

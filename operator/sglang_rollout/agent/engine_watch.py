@@ -16,9 +16,10 @@ from sglang_rollout.protocol.report import EngineState
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.protocol.wire import MalformedMessage, loads, to_wire
 
-from .plan import EngineFacts
 from .settings import AgentSettings
-from .sglang import EngineError, SGLang
+from .sglang import EngineError, ServerInfo, SGLang
+from .sglang_versions import UnsupportedRelease, release_of
+from .situation import EngineFacts
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class EngineWatch:
         self._engine: SGLang | None = None
         self._facts = EngineFacts()
         self._answered_at = clock()
-        self._version_of = ("", "")  # start id, SGLang's version
+        self._server: tuple[str, ServerInfo] | None = None  # start id, what it says of itself
+        self._refusal = ""
 
     @property
     def record(self) -> EngineRecord | None:
@@ -54,13 +56,23 @@ class EngineWatch:
         return self._engine
 
     @property
+    def url(self) -> str:
+        host = "[::1]" if ":" in self._settings.pod_ip else "127.0.0.1"
+        return f"http://{host}:{self._settings.engine_port}"
+
+    @property
     def silent_seconds(self) -> float:
         """How long an engine that served has not answered; 0 when it answers or never did."""
         return self._clock() - self._answered_at if self._facts.state is EngineState.SERVING else 0.0
 
     @property
     def sglang_version(self) -> str:
-        return self._version_of[1] if self._version_of[0] == self._facts.start_id else ""
+        return self._server[1].version if self._server and self._server[0] == self._facts.start_id else ""
+
+    @property
+    def refusal(self) -> str:
+        """Why an engine that answers is not driven, so does not count as serving; empty when it is."""
+        return self._refusal if self.sglang_version else ""
 
     async def observe(self) -> EngineFacts:
         self._read_record()
@@ -69,7 +81,7 @@ class EngineWatch:
             self._facts = EngineFacts(record.start_id if record else "")
             return self._facts
         if self._facts.start_id != record.start_id or self._facts.state is EngineState.ABSENT:
-            self._facts = EngineFacts(record.start_id, EngineState.STARTING)
+            self._facts = EngineFacts(record.start_id, EngineState.STARTING, launch=record.order.launch)
         try:
             self._facts = await self._ask(self._facts)
             if self._facts.state is EngineState.SERVING:
@@ -100,10 +112,26 @@ class EngineWatch:
             return facts
         if self._settings.rank > 0:
             return replace(facts, state=EngineState.SERVING, ready=True)
+        if self._server is None or self._server[0] != facts.start_id:
+            facts = await self._know(facts)
+        if self._refusal:
+            return facts
         info, ready = await asyncio.gather(engine.model_info(), engine.ready())
-        if self._version_of[0] != facts.start_id:
-            self._version_of = (facts.start_id, await engine.sglang_version())
         return replace(facts, state=EngineState.SERVING, weights=WeightVersion(info.version, info.path), ready=ready)
+
+    async def _know(self, facts: EngineFacts) -> EngineFacts:
+        """Once for each start: which SGLang this is, and so how it is driven."""
+        server = await self.engine.server_info()
+        self._server, self._refusal = (facts.start_id, server), ""
+        try:
+            release = release_of(server.version)
+        except UnsupportedRelease as refusal:
+            log.error("%s", refusal)
+            self._refusal = str(refusal)
+            return facts
+        self.engine.release = release
+        log.info("SGLang %s, driven as %s", server.version, release)
+        return replace(facts, release=release, watchdog_seconds=server.watchdog_seconds)
 
     def _read_record(self) -> None:
         path = self._settings.run_dir / pod.ENGINE_RECORD
@@ -120,10 +148,7 @@ class EngineWatch:
             return
         self._record_mark = mark
         self._record = record
-        url = f"http://127.0.0.1:{self._settings.engine_port}"
-        if ":" in self._settings.pod_ip:
-            url = f"http://[::1]:{self._settings.engine_port}"
-        self._engine = SGLang(self._session, url, record.data_key, record.admin_key)
+        self._engine = SGLang(self._session, self.url, record.data_key, record.admin_key)
 
     async def _launcher_lives(self, start_id: str) -> bool:
         """A launcher that was killed itself leaves a record that says nothing of its end."""

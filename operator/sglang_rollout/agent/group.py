@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import aiohttp
@@ -13,15 +14,17 @@ import aiohttp
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.desired import AgentDesired, GroupAssignment
 from sglang_rollout.protocol.launch import LaunchOrder
+from sglang_rollout.protocol.memory import LaunchOptions
 from sglang_rollout.protocol.report import AgentIdentity
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.protocol.wire import MalformedMessage, loads
 from sglang_rollout.serving.fleet_file import FleetFile, FleetFileUnreadable
 
 from .checkpoint import CheckpointRefused
-from .memory import Joined
+from .journal import Joined
 from .reference import ReferenceFile
 from .settings import AgentSettings
+from .sglang_versions import UnsupportedRelease, release_of
 
 CHECKPOINT_SECONDS = 60.0
 IDENTITY_SECONDS = 3.0
@@ -54,6 +57,7 @@ class StartGate:
 
     async def ask(self, start_id: str) -> Start:
         """What the launcher's start `start_id` runs. Raises NotYet."""
+        _check_release()
         joined = await self._join(start_id) if self._settings.nodes > 1 else None
         boot = self._boot()
         try:
@@ -65,7 +69,9 @@ class StartGate:
             reason = str(error) or f"no answer within {CHECKPOINT_SECONDS:g} s"
             raise NotYet(f"version {boot.version!r} cannot be read from {boot.path}: {reason}") from error
         rendezvous = _address(joined.group.rank0_pod_ip, self._settings.rendezvous_port) if joined else ""
-        return Start(LaunchOrder(boot.path, boot.version, rendezvous), joined)
+        desired = self._desired()
+        launch = desired.launch if desired else LaunchOptions()
+        return Start(LaunchOrder(boot.path, boot.version, rendezvous, launch), joined)
 
     async def rank0(self, group: GroupAssignment) -> AgentIdentity:
         """What the agent at rank 0's address says it is. Raises NotYet."""
@@ -104,6 +110,17 @@ class StartGate:
         if not found.start_id:
             raise NotYet("rank 0's launcher has not asked to start yet")
         return Joined(start_id, group, found.start_id)
+
+
+def _check_release() -> None:
+    """The agent runs in the engine's image: a release that cannot be driven is refused before it loads anything. Where
+    the package is not there (a build that is not installed), the engine itself tells when it is up. Raises NotYet."""
+    try:
+        release_of(metadata.version("sglang"))
+    except metadata.PackageNotFoundError:
+        return
+    except UnsupportedRelease as refusal:
+        raise NotYet(str(refusal)) from refusal
 
 
 def _address(ip: str, port: int) -> str:

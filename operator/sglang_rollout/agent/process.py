@@ -18,15 +18,16 @@ from sglang_rollout.serving.terms import LeaseTerms
 
 from .actor import Actor
 from .control import Control
+from .engine_door import EngineDoor
 from .engine_watch import EngineWatch
 from .group import StartGate
-from .memory import MemoryFile
+from .journal import JournalFile
 from .reference import ReferenceFile
 from .server import launcher_app, operator_app
 from .settings import AgentSettings
 
 TERMS_FILE = "lease-term"
-MEMORY_FILE = "memory.json"
+JOURNAL_FILE = "journal.json"
 REFERENCE_FILE = "boot-manifest.json"
 SHUTDOWN_SECONDS = 2.0
 
@@ -41,12 +42,13 @@ async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asy
     reference = ReferenceFile(settings.state_dir / REFERENCE_FILE)
     async with aiohttp.ClientSession() as session:
         watch = EngineWatch(settings, session, time.monotonic)
-        memory = MemoryFile(settings.state_dir / MEMORY_FILE)
-        actor = Actor(watch, memory, reference, time.monotonic, settings.rank)
-        gate = StartGate(settings, fleet, reference, session, lambda: actor.memory.desired)
+        journal = JournalFile(settings.state_dir / JOURNAL_FILE)
+        actor = Actor(watch, journal, reference, time.monotonic, settings)
+        gate = StartGate(settings, fleet, reference, session, lambda: actor.journal.desired)
         control = Control(settings, watch, actor, gate, time.monotonic, terms.highest)
+        door = EngineDoor(session, watch, journal, control)
         operator = web.AppRunner(
-            operator_app(control, fleet, terms), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
+            operator_app(control, fleet, terms, door), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
         )
         launcher = web.AppRunner(launcher_app(control), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         socket = settings.run_dir / pod.AGENT_SOCKET

@@ -15,12 +15,13 @@ from sglang_rollout.serving.terms import LeaseTerms
 from sglang_rollout.serving.trust import callers_only
 
 from .control import Control
+from .engine_door import EngineDoor
 from .group import NotYet
 
 TOO_EARLY = 425
 
 
-def operator_app(control: Control, fleet: FleetFile, terms: LeaseTerms) -> web.Application:
+def operator_app(control: Control, fleet: FleetFile, terms: LeaseTerms, door: EngineDoor) -> web.Application:
     """Open: probes and identity. Everything else needs a caller that the fleet trusts."""
 
     async def live(request: web.Request) -> web.Response:
@@ -41,12 +42,15 @@ def operator_app(control: Control, fleet: FleetFile, terms: LeaseTerms) -> web.A
         return report_response(control.accept(desired))
 
     open_paths = {pod.PATH_LIVE, pod.PATH_READY, pod.PATH_IDENTITY}
-    app = web.Application(middlewares=[json_errors, callers_only(fleet, open_paths)])
+    app = web.Application(
+        middlewares=[json_errors, callers_only(fleet, open_paths, trainer_paths=f"{pod.PATH_ENGINE}/")]
+    )
     app.router.add_get(pod.PATH_LIVE, live)
     app.router.add_get(pod.PATH_READY, ready)
     app.router.add_get(pod.PATH_IDENTITY, identity)
     app.router.add_put(pod.PATH_DESIRED, put_desired)
     app.router.add_get(pod.PATH_REPORT, report_handler(control.board))
+    app.router.add_route("*", f"{pod.PATH_ENGINE}/{{route:.+}}", door.pass_on)
     return app
 
 

@@ -24,6 +24,9 @@ class AgentSettings:
     run_dir: Path = Path(pod.RUN_DIR)
     state_dir: Path = Path(pod.STATE_DIR)
     fleet_file: Path = Path(pod.FLEET_DIR, pod.FLEET_FILE)
+    profile_dir: Path = Path(pod.PROFILE_DIR)
+    namespace: str = ""
+    pod_name: str = ""
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> AgentSettings:
@@ -40,4 +43,7 @@ class AgentSettings:
             run_dir=Path(environment.get(pod.ENV_RUN_DIR, pod.RUN_DIR)),
             state_dir=Path(environment.get(pod.ENV_STATE_DIR, pod.STATE_DIR)),
             fleet_file=Path(environment.get(pod.ENV_FLEET_DIR, pod.FLEET_DIR), pod.FLEET_FILE),
+            profile_dir=Path(environment.get(pod.ENV_PROFILE_DIR, pod.PROFILE_DIR)),
+            namespace=environment.get(pod.ENV_NAMESPACE, ""),
+            pod_name=environment.get(pod.ENV_POD_NAME, ""),
         )

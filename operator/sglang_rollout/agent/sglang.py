@@ -1,19 +1,27 @@
-"""SGLang's HTTP interface as the agent uses it (0.5.23, srt/entrypoints/http_server.py): one method a route, each with
-a deadline, and what differs between releases in one place."""
+"""SGLang's HTTP interface as the agent uses it (srt/entrypoints/http_server.py): one method a route, each with a
+deadline. What differs between releases is told by sglang_versions."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
 
+from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.weights import PauseMode, WeightVersion
+
+from .sglang_versions import NEWEST, Release
 
 READ_SECONDS = 5.0
 CONTROL_SECONDS = 30.0
+MEMORY_SECONDS = 120.0  # a resume copies the backup of the weights to the device
+SWEEP_SECONDS = 10.0
+SWEEP_AGAIN_SECONDS = 0.1
 
 # SGLang's own "abort" mode loops until nothing holds its update lock, for ever on an engine paused in place.
 _PAUSE_MODES = {PauseMode.ABORT: "retract", PauseMode.RETRACT: "retract", PauseMode.IN_PLACE: "in_place"}
@@ -33,6 +41,10 @@ class EngineUnreachable(EngineError):
     """No answer: refused, cut off, or not within the deadline. What was asked may have happened all the same."""
 
 
+class EngineUnheard(EngineUnreachable):
+    """Nobody listens: what was asked was not heard, so it has not happened."""
+
+
 class CacheBusy(EngineError):
     """/flush_cache answered 400: requests that pausing does not reach still use the cache."""
 
@@ -48,6 +60,22 @@ class Load:
     running: int
     queued: int
 
+    @property
+    def requests(self) -> int:
+        return self.running + self.queued
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    version: str
+    watchdog_seconds: float  # of the scheduler: --watchdog-timeout
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    text: str
+
 
 class SGLang:
     """One start of the engine on this pod, addressed with the keys of that start."""
@@ -57,6 +85,7 @@ class SGLang:
         self._url = url
         self._data = {"Authorization": f"Bearer {data_key}"}
         self._admin = {"Authorization": f"Bearer {admin_key}"}
+        self.release: Release = NEWEST
 
     # --- reading ---
 
@@ -77,9 +106,12 @@ class SGLang:
         except (KeyError, TypeError) as error:
             raise EngineError(f"/model_info lacks {error}") from error
 
-    async def sglang_version(self) -> str:
+    async def server_info(self) -> ServerInfo:
         info = await self._ok("GET", "/server_info", None, self._admin, CONTROL_SECONDS)
-        return str(info.get("version", "")) if isinstance(info, dict) else ""
+        try:
+            return ServerInfo(str(info["version"]), float(info.get("watchdog_timeout") or 0.0))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise EngineError(f"/server_info has another form than expected: {error!r}") from error
 
     async def load(self) -> Load:
         """Requests on all of the engine's schedulers; those that wait at a pause are not among them."""
@@ -108,9 +140,22 @@ class SGLang:
     # --- ordering ---
 
     async def pause(self, mode: PauseMode) -> None:
+        """Returns when the engine is paused, by ABORT when nothing of what ran is left as well."""
         await self._ok("POST", "/pause_generation", {"mode": _PAUSE_MODES[mode]}, self._admin, CONTROL_SECONDS)
         if mode is PauseMode.ABORT:
-            await self.abort_all()
+            await self.sweep()
+
+    async def sweep(self) -> None:
+        """Aborts all requests of a paused engine until none is left: one that was on its way to the scheduler comes
+        after the first abort. Those that the pause holds at the server's door are not among them."""
+        try:
+            async with asyncio.timeout(SWEEP_SECONDS):
+                await self.abort_all()
+                while (await self.load()).requests:
+                    await asyncio.sleep(SWEEP_AGAIN_SECONDS)
+                    await self.abort_all()
+        except TimeoutError as error:
+            raise EngineError(f"requests are left {SWEEP_SECONDS:g} s after all were aborted") from error
 
     async def abort_all(self) -> None:
         await self._ok("POST", "/abort_request", {"rid": "", "abort_all": True}, self._admin, CONTROL_SECONDS)
@@ -127,9 +172,39 @@ class SGLang:
             raise EngineError(f"/flush_cache answered {status}: {_one_line(body)}")
 
     async def fence(self) -> None:
-        """Waits until every rank's device has done what it was given: an in-place pause leaves a step in flight."""
+        """Waits until every rank's device has done what it was given: an in-place pause leaves a step in flight.
+        Release.cheap_fence says whether this engine can."""
         body = {"action": "checksum", "skip_tensor_list": [""]}
         await self._ok("POST", "/weights_checker", body, self._admin, CONTROL_SECONDS)
+
+    async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Kills the engine if a request runs or one of them is released already."""
+        await self._memory("/release_memory_occupation", tags)
+
+    async def resume_memory(self, tags: Sequence[MemoryTag]) -> None:
+        """Kills the engine if one of them is not released."""
+        await self._memory("/resume_memory_occupation", tags)
+
+    async def _memory(self, path: str, tags: Sequence[MemoryTag]) -> None:
+        body = {"tags": [self.release.memory_tags[tag] for tag in tags]}
+        await self._ok("POST", path, body, self._admin, MEMORY_SECONDS)
+
+    async def check_weights(self, action: str, seconds: float) -> Answer:
+        """Any answer: status 400 means both that tensors differ and that it cannot be told."""
+        body = {"action": action}
+        return Answer(*await self._call("POST", "/weights_checker", body, self._admin, seconds))
+
+    async def start_profile(self, folder: str, steps: int, name: str) -> None:
+        """The traces' names begin with `name`. It ends by itself after `steps` steps of the scheduler."""
+        body = {"output_dir": folder, "num_steps": steps, "profile_id": name}
+        status, text = await self._call("POST", "/start_profile", body, self._data, CONTROL_SECONDS)
+        if status != 200:
+            raise EngineError(f"/start_profile answered {status}: {_one_line(text)}")
+
+    async def stop_profile(self, seconds: float) -> bool:
+        """False when none was under way."""
+        status, _ = await self._call("POST", "/stop_profile", None, self._data, seconds)
+        return status == 200
 
     async def load_from_disk(self, weights: WeightVersion, seconds: float) -> None:
         """New weights and their label, without flushing or aborting. Raises EngineError, after which any part of
@@ -166,6 +241,8 @@ class SGLang:
                 return response.status, await response.text()
         except TimeoutError as error:
             raise EngineUnreachable(f"{path} did not answer within {seconds:g} s") from error
+        except aiohttp.ClientConnectorError as error:
+            raise EngineUnheard(f"{path}: {error}") from error
         except aiohttp.ClientError as error:
             raise EngineUnreachable(f"{path}: {type(error).__name__}: {error}") from error
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +68,17 @@ class LaunchSettings:
                 "--node-rank": self.rank,
                 "--dist-init-addr": order["rendezvous"],
             }
+        saver = [] if self.on_cpu else _memory_flags(order.get("launch") or {})
         # SGLang looks for the word "--config" and takes the next one as its file.
         config = ["--config", str(flags.pop("--config"))]
         ours = [f"{flag}={value}" for flag, value in flags.items()]
-        return [sys.executable, str(SERVE), *config, *self.engine_args, *ours, "--enable-metrics"]
+        return [sys.executable, str(SERVE), *config, *self.engine_args, *ours, *saver, "--enable-metrics"]
+
+    @property
+    def on_cpu(self) -> bool:
+        """The memory saver is a CUDA library: with its flag SGLang does not start on another device."""
+        joined = " ".join(argument.replace("=", " ", 1) for argument in self.engine_args).split()
+        return ("--device", "cpu") in pairwise(joined)
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """SGLang's environment: without our packages, which must not hide those of the image; with the cheap
@@ -84,6 +92,12 @@ class LaunchSettings:
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
             "PYTHONUNBUFFERED": "1",
         }
+
+
+def _memory_flags(launch: Mapping[str, Any]) -> list[str]:
+    """The flags of a protocol.memory.LaunchOptions on the wire."""
+    flags = {"memorySaver": "--enable-memory-saver", "weightsBackup": "--enable-weights-cpu-backup"}
+    return [flag for name, flag in flags.items() if launch.get(name)]
 
 
 def key_config(data_key: str, admin_key: str) -> bytes:

@@ -81,6 +81,8 @@ class Launcher:
             reason, order = self._ask()
             if order is not None:
                 log.info("start %s: version %r from %s", self._start_id, order["weightVersion"], order["modelPath"])
+                if self._settings.on_cpu and any((order.get("launch") or {}).values()):
+                    log.info("--enable-memory-saver and its like are left out: there is no memory saver on CPU")
                 return order
             now = time.monotonic()
             if now - said >= SAY_WHAT_IS_WAITED_FOR_SECONDS:

@@ -1,5 +1,5 @@
-"""SGLang's own server with three things that it has no flags for: what it tells of its settings needs the admin key,
-its WebSockets need a key at all, and its served model name outlives weight updates."""
+"""SGLang's own server with what it has no flags for: what it tells of its settings needs the admin key, its WebSockets
+need a key at all, its served model name outlives weight updates, and /ready is there also in releases before it."""
 
 from __future__ import annotations
 
@@ -61,6 +61,18 @@ class KeyedWebSockets:
         return key is None or secrets.compare_digest(given, f"Bearer {key}".encode())
 
 
+def add_ready(http_server: Any) -> None:
+    """/ready as SGLang 0.5.23 answers it, for releases that do not tell whether they are paused."""
+    if any(getattr(route, "path", "") == "/ready" for route in http_server.app.routes):
+        return
+
+    async def ready(request: Any) -> Any:
+        manager = http_server.get_global_state().tokenizer_manager
+        return http_server.Response(status_code=503 if manager.is_pause else 200)
+
+    http_server.app.add_route("/ready", ready, methods=["GET"])
+
+
 def prepare() -> None:
     """Sets all of it up before SGLang builds its server."""
     from sglang.srt.plugins import load_plugins
@@ -74,6 +86,7 @@ def prepare() -> None:
     # Both print the API keys, admin key included, to whoever holds the data key, as every router does.
     for endpoint in (http_server.server_info, http_server.get_server_info):
         auth_level(AuthLevel.ADMIN_OPTIONAL)(endpoint)
+    add_ready(http_server)
     http_server.app.add_middleware(KeyedWebSockets, data_key=lambda: get_serving().api_key)
     pin(TokenizerManager, "served_model_name")
 

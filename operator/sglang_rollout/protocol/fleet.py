@@ -17,12 +17,14 @@ def audience(resource_uid: str) -> str:
 @dataclass(frozen=True)
 class Trust:
     """Whom the pods obey. jwks: the cluster's public keys (/openid/v1/jwks), so tokens are verified offline;
-    callers: full ServiceAccount user names, system:serviceaccount:<namespace>:<name>."""
+    callers: full ServiceAccount user names, system:serviceaccount:<namespace>:<name>. trainers: those that, under
+    control: External, may use the engines' own routes through PATH_ENGINE, and nothing else."""
 
     audience: str
     issuer: str
     callers: list[str]
     jwks: dict[str, Any] = field(default_factory=dict)
+    trainers: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

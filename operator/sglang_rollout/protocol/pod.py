@@ -17,6 +17,7 @@ PAYLOAD_DIR = "/sglang-rollout"  # emptyDir, filled by the `inject` init contain
 SITE_DIR = f"{PAYLOAD_DIR}/site"  # on PYTHONPATH of agent and launcher
 RUN_DIR = "/run/sglang-rollout"  # emptyDir in memory: keys and sockets; outlives a container, not the pod
 STATE_DIR = "/var/lib/sglang-rollout"  # emptyDir: what an agent must remember over its own restart
+PROFILE_DIR = "/var/lib/sglang-rollout-profiles"  # emptyDir of agent and engine: traces, a folder for each profile
 FLEET_DIR = "/etc/sglang-rollout"  # the fleet's ConfigMap, mounted read-only
 FLEET_FILE = "fleet.json"  # a protocol.fleet.FleetConfig, both as the ConfigMap's key and as the file's name
 
@@ -48,6 +49,7 @@ ENV_ROUTER_API_KEY_FILE = "ROLLOUT_ROUTER_API_KEY_FILE"
 ENV_RUN_DIR = "ROLLOUT_RUN_DIR"
 ENV_STATE_DIR = "ROLLOUT_STATE_DIR"
 ENV_FLEET_DIR = "ROLLOUT_FLEET_DIR"
+ENV_PROFILE_DIR = "ROLLOUT_PROFILE_DIR"
 ENV_TERMINATION_LOG = "ROLLOUT_TERMINATION_LOG"
 
 # HTTP paths.
@@ -56,6 +58,7 @@ PATH_READY = "/readyz"  # agent: its engine serves (paused counts as serving); s
 PATH_IDENTITY = "/v1/identity"  # open: protocol.report.AgentIdentity, for the agents of the same engine
 PATH_DESIRED = "/v1/desired"  # PUT protocol.desired.AgentDesired (sidecar: routing.RouterDesired) -> report
 PATH_REPORT = "/v1/report"  # GET ?after=<revision>&wait=<seconds> -> protocol.report.AgentReport (RouterReport)
+PATH_ENGINE = "/v1/engine"  # /v1/engine/<route>: the engine's own route, for trainers under control: External
 PATH_DRAIN = "/v1/drain"  # POST, only on the agent's Unix socket: preStop
 PATH_LAUNCH = "/v1/launch"  # POST on the agent's Unix socket, held until the engine may start: launch.LaunchOrder
 PATH_START = "/v1/start"  # GET on the launcher's Unix socket: {"startId"} of the engine that it looks after

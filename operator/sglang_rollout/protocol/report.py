@@ -9,6 +9,10 @@ from .memory import LaunchOptions, MemoryTag
 from .operations import OperationReport
 from .weights import Step
 
+# How AgentReport.message begins while a pause that was asked to be InPlace is a Retract one: in time before SGLang's
+# scheduler watchdog, which takes frozen requests for a hang and kills the engine.
+TURNED_INTO_RETRACT = "InPlace turned into Retract"
+
 
 class EngineState(StrEnum):
     ABSENT = "Absent"  # no launcher has asked to start yet, or the engine container is down

@@ -22,8 +22,9 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "ES256", "ES384", "ES512")
 CLOCK_SKEW_SECONDS = 30
 
 
-def verify(token: str, trust: Trust) -> str:
-    """The user name (`sub`) of a token that `trust` allows. Raises Unauthenticated and Forbidden."""
+def verify(token: str, trust: Trust, allowed: Collection[str] | None = None) -> str:
+    """The user name (`sub`) of a token of one of `allowed`, by default the callers of `trust`. Raises Unauthenticated
+    and Forbidden."""
     try:
         claims = jwt.decode(
             token,
@@ -37,7 +38,7 @@ def verify(token: str, trust: Trust) -> str:
     except jwt.InvalidTokenError as error:
         raise Unauthenticated(f"the token is not valid here: {error}") from error
     caller = str(claims["sub"])
-    if caller not in trust.callers:
+    if caller not in (trust.callers if allowed is None else allowed):
         raise Forbidden(f"{caller} is not among the callers that this fleet obeys")
     return caller
 
@@ -62,9 +63,10 @@ def bearer_token(request: web.Request) -> str:
     return token.strip()
 
 
-def callers_only(fleet: FleetFile, open_paths: Collection[str]) -> Middleware:
-    """A middleware that lets only the fleet's callers through, except on `open_paths`. Paths that do not exist
-    need a token as well. The fleet file is looked at on every call, so a rotated key counts at once."""
+def callers_only(fleet: FleetFile, open_paths: Collection[str], trainer_paths: str = "") -> Middleware:
+    """A middleware that lets only the fleet's callers through, except on `open_paths`; below `trainer_paths`, where it
+    is not empty, its trainers as well. Paths that do not exist need a token as well. The fleet file is looked at on
+    every call, so a rotated key counts at once."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -74,7 +76,8 @@ def callers_only(fleet: FleetFile, open_paths: Collection[str]) -> Middleware:
                 trust = fleet.read().trust
             except FleetFileUnreadable as error:
                 raise Unauthenticated(f"nobody can be trusted yet: {error}") from error
-            verify(token, trust)
+            for_trainers = trainer_paths and request.path.startswith(trainer_paths)
+            verify(token, trust, [*trust.callers, *trust.trainers] if for_trainers else trust.callers)
         return await handler(request)
 
     return check

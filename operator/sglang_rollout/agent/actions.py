@@ -1,0 +1,104 @@
+"""The steps that the plan may ask for, one at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sglang_rollout.protocol.memory import MemoryTag
+from sglang_rollout.protocol.operations import Operation
+from sglang_rollout.protocol.weights import PauseMode, WeightMove
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """until: when to look again, if nothing happens before."""
+
+    why: str = ""
+    until: float | None = None
+
+
+@dataclass(frozen=True)
+class Prepare:
+    move: WeightMove
+
+
+@dataclass(frozen=True)
+class Pause:
+    """turned: in place of a pause in place that has lasted too long."""
+
+    mode: PauseMode
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Flush:
+    """force: what holds the cache is aborted, since an engine without whole weights cannot run on to free it."""
+
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Apply:
+    move: WeightMove
+
+
+@dataclass(frozen=True)
+class Continue:
+    pass
+
+
+@dataclass(frozen=True)
+class LookAtLoad:
+    """How many requests are left, before memory is released."""
+
+
+@dataclass(frozen=True)
+class Empty:
+    """Aborts what is left on a paused engine and sees that nothing is."""
+
+
+@dataclass(frozen=True)
+class Release:
+    tags: tuple[MemoryTag, ...]
+
+
+@dataclass(frozen=True)
+class Resume:
+    tags: tuple[MemoryTag, ...]
+
+
+@dataclass(frozen=True)
+class Operate:
+    """Begins an operation; a check is over with it, a profile goes on."""
+
+    operation: Operation
+
+
+@dataclass(frozen=True)
+class LookAtProfile:
+    """Whether the traces are there; `end`: stopped, and reported with that sentence, if they are not."""
+
+    operation: Operation
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class Kill:
+    reason: str
+
+
+Action = (
+    Nothing
+    | Prepare
+    | Pause
+    | Flush
+    | Apply
+    | Continue
+    | LookAtLoad
+    | Empty
+    | Release
+    | Resume
+    | Operate
+    | LookAtProfile
+    | Kill
+)

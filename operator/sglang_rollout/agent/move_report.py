@@ -1,0 +1,49 @@
+"""What is reported of a weight move: how far it is by what is so now, not by what was done."""
+
+from __future__ import annotations
+
+from sglang_rollout.protocol.report import EngineState, MoveReport
+from sglang_rollout.protocol.weights import Step
+
+from .plan import repairable
+from .situation import Situation, weaker
+
+
+def reached(situation: Situation) -> Step:
+    move, progress = situation.move, situation.progress
+    if move is None or progress is None or situation.facts.state is not EngineState.SERVING:
+        return Step.NONE
+    prepared = min(Step.PREPARE, move.until) if progress.prepared else Step.NONE
+    if situation.dirty or progress.given_up:
+        return prepared
+    if situation.rank > 0:
+        return move.until if progress.prepared else Step.NONE
+    held = situation.pause is not None
+    if situation.at_target:
+        if progress.continued or (move.until is Step.CONTINUE and situation.level_holds):
+            return Step.CONTINUE
+        if move.until is Step.CONTINUE or held:
+            return Step.APPLY
+        return Step.PREPARE
+    if held and prepared and situation.flushed and not weaker(situation.pause, situation.move_mode):
+        return min(Step.PAUSE, move.until)
+    return prepared
+
+
+def move_report(situation: Situation) -> MoveReport | None:
+    move, progress = situation.move, situation.progress
+    if move is None or progress is None:
+        return None
+    lost = situation.dirty and not repairable(situation)
+    # An error beside `dirty: false` says that the old weights serve: never while an apply is being repeated.
+    problem = progress.error or progress.problem or "an apply was begun and not read back"
+    return MoveReport(
+        id=move.id,
+        reached=reached(situation),
+        error=problem if lost else "" if situation.dirty else progress.error,
+        refused=progress.refused and not situation.dirty,
+        dirty=lost,
+        aborted=progress.aborted and situation.level_holds,
+        prepare_seconds=progress.prepare_seconds,
+        stall_seconds=progress.stall_seconds,
+    )
