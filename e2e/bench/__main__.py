@@ -13,7 +13,6 @@ from e2e.bench import controller, document
 from e2e.bench.figures import Section
 from e2e.cluster.errors import ClusterError
 
-
 TABLE_WIDTH = 140
 
 

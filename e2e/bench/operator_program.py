@@ -18,6 +18,7 @@ from e2e.bench import usage
 from e2e.bench.figures import Section
 from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.process import wait_for
 from sglang_rollout.controller.kube import KubeClient
 
 REPOSITORY = Path(__file__).parents[2]
@@ -33,11 +34,17 @@ def api_server() -> Iterator[ApiServer]:
     """With the CRD, a namespace for the operator and one for fleets."""
     with ApiServer() as server:
         server.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
-        server.kubectl("wait", "--for=condition=Established", "crd", "--all")
+        wait_for("the CRD to be established", lambda: _established(server), timeout=60, every=0.1)
         for namespace in (SYSTEM_NAMESPACE, FLEET_NAMESPACE):
             server.kubectl("create", "namespace", namespace)
         server.kubectl("create", "serviceaccount", SERVICE_ACCOUNT, "-n", SYSTEM_NAMESPACE)
         yield server
+
+
+def _established(server: ApiServer) -> bool:
+    """`kubectl wait` fails on a CRD whose status has no conditions yet."""
+    shown = "jsonpath={.items[*].status.conditions[?(@.type=='Established')].status}"
+    return "True" in server.kubectl("get", "crd", "-o", shown, check=False)
 
 
 @asynccontextmanager

@@ -84,6 +84,7 @@ class Executor:
         self.agents.want(key, plan.agents)
         self.routers.want(key, plan.routers)
         self.external.want(key, plan.external_router)
+        await _let_go_out()
         errors_before = self.apply_errors(key)
         failures, more = await self._children(key, rollout, plan)
         again = soonest(plan.requeue_after, self.applier.retry_after(self._wanted[key]), 0.0 if more else None)
@@ -189,6 +190,13 @@ class Executor:
     def _must_lead(self) -> None:
         if not self.lease.leading:
             raise NotLeading(f"{self.lease.identity} no longer leads")
+
+
+async def _let_go_out() -> None:
+    """Lets the links send what was just ordered before anything else is worked out: one turn of the event loop for the
+    requests, one for their bodies."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
 
 
 async def _gathered(calls: Iterable[Awaitable[str]]) -> list[str]:
