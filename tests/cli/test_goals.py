@@ -14,6 +14,7 @@ from sglang_rollout.cli.goals import Asked, Goal
 from tests.api.objects import Object, merged
 from tests.cli.fake_cluster import condition, engine, fleet
 
+LATER = "2026-01-02T03:04:05Z"
 CONSISTENT = condition("WeightsConsistent", True)
 
 
@@ -120,12 +121,15 @@ def test_weights(status: Object, expected: str, said: str) -> None:
         (goals.weight_check("7"), {"lastWeightCheck": {"requestID": "7", "result": "Passed"}}, "Done"),
         (goals.weight_check("7"), {"lastWeightCheck": {"requestID": "7", "result": "Mismatch"}}, "Failed"),
         (goals.weight_check("7"), {"lastWeightCheck": {"requestID": "7", "result": "Unsupported"}}, "Failed"),
+        (goals.weight_check("7"), {"lastWeightCheck": {"requestID": "7", "completionTime": LATER}}, "Failed"),
+        (goals.profile("2"), {"lastProfile": {"requestID": "2", "completionTime": LATER}}, "Failed"),
+        (goals.profile("2"), {"lastProfile": {"requestID": "2", "result": "Running"}}, "Waiting"),
         (goals.profile("2"), {"lastProfile": {"requestID": "1", "result": "Completed"}}, "Waiting"),
         (goals.profile("2"), {"lastProfile": {"requestID": "2", "result": "Completed"}}, "Done"),
         (goals.profile("2"), {"lastProfile": {"requestID": "2", "result": "Error"}}, "Failed"),
-        (goals.restart("1"), {"lastRestart": {"requestID": "0", "completionTime": "2026-01-02T03:04:05Z"}}, "Waiting"),
+        (goals.restart("1"), {"lastRestart": {"requestID": "0", "completionTime": LATER}}, "Waiting"),
         (goals.restart("1"), {"lastRestart": {"requestID": "1", "restarted": 1}}, "Waiting"),
-        (goals.restart("1"), {"lastRestart": {"requestID": "1", "completionTime": "2026-01-02T03:04:05Z"}}, "Done"),
+        (goals.restart("1"), {"lastRestart": {"requestID": "1", "completionTime": LATER}}, "Done"),
     ],
 )
 def test_operations(goal: Goal, status: Object, expected: str) -> None:

@@ -122,12 +122,16 @@ def weights(version: str) -> Goal:
 
 
 def weight_check(request_id: str) -> Goal:
+    """Passed. Ended without a result (a request that a new resource came with is never done) is a failure, too."""
+
     def reached(rollout: SGLangRollout) -> Progress:
         check, of = rollout.status.last_weight_check, len(rollout.status.engines)
-        if check is None or check.request_id != request_id or check.result in (None, "Running"):
+        if check is None or check.request_id != request_id:
             return Progress("Waiting", _news(rollout), 0, of)
+        if check.completion_time is None and check.result in (None, "Running"):
+            return Progress("Waiting", f"{check.action} is running", 0, of)
         at = f" of version {check.weight_version}" if check.weight_version else ""
-        said = f"{check.action}{at}: {check.result}"
+        said = f"{check.action}{at}: {check.result or 'not done'}"
         if check.mismatched_engines:
             said += f" on {', '.join(check.mismatched_engines)}"
         said += f": {check.message}" if check.message else ""
@@ -137,17 +141,23 @@ def weight_check(request_id: str) -> Goal:
 
 
 def profile(request_id: str) -> Goal:
+    """Completed; ended in any other way is a failure."""
+
     def reached(rollout: SGLangRollout) -> Progress:
         made, of = rollout.status.last_profile, len(rollout.status.engines)
-        if made is None or made.request_id != request_id or made.result in (None, "Running"):
+        if made is None or made.request_id != request_id:
             return Progress("Waiting", _news(rollout), 0, of)
-        said = f"profile {made.result}" + (f": {made.message}" if made.message else "")
+        if made.completion_time is None and made.result in (None, "Running"):
+            return Progress("Waiting", "the profile is running", 0, of)
+        said = f"profile {made.result or 'not done'}" + (f": {made.message}" if made.message else "")
         return Progress("Done" if made.result == "Completed" else "Failed", said, of, of)
 
     return reached
 
 
 def restart(request_id: str) -> Goal:
+    """Every engine is back."""
+
     def reached(rollout: SGLangRollout) -> Progress:
         made, of = rollout.status.last_restart, rollout.spec.replicas
         if made is None or made.request_id != request_id:

@@ -24,7 +24,7 @@ def _request_option(function: Verb) -> Verb:
 @click.argument("action", type=click.Choice(ACTIONS, case_sensitive=False))
 @click.option("--yes", is_flag=True, help="Reset without being asked: it overwrites the weights.")
 @_request_option
-@wait_options("10m")
+@wait_options("15m")  # longer than the operator gives it
 @verb
 def check(
     invocation: Invocation, name: str, action: str, yes: bool, request_id: str | None, wait: bool, timeout: float
@@ -53,7 +53,7 @@ def restart(invocation: Invocation, name: str, request_id: str | None, wait: boo
 @fleet_argument
 @click.option("--steps", type=click.IntRange(1, 10000), default=5, show_default=True, help="Forward steps to record.")
 @_request_option
-@wait_options("10m")
+@wait_options("15m")  # longer than the operator gives it
 @verb
 def profile(invocation: Invocation, name: str, steps: int, request_id: str | None, wait: bool, timeout: float) -> None:
     """Record a profile on all engines."""
