@@ -24,7 +24,7 @@ $(VENV)/.ready:
 	@mkdir -p $(dir $(VENV)) && $(PYTHON) -m venv $(VENV) && $(VENV)/bin/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-.PHONY: help venv venv-path demo demo-down check test lint types unit property test-apiserver e2e bench \
+.PHONY: help venv venv-path demo demo-down check test lint types unit property test-apiserver e2e bench bench-controller \
 	format crds images prepare cluster-up cluster-down
 help: ## Show these verbs
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,8 +50,10 @@ test-apiserver: $(VENV)/.ready ## Tests against a real API server, no nodes
 	@$(PYTEST) tests -m apiserver $(ARGS)
 e2e: prepare ## Tests on a real cluster with real engines and routers
 	@$(PYTEST) e2e -m "cluster or router" $(ARGS)
-bench: prepare ## Measure on a real cluster; prints a table and writes docs/performance.md
-	@$(PY) -m e2e.bench
+bench: prepare ## Measure on a real cluster; prints a table and writes it into docs/performance.md (ARGS=--help)
+	@$(PY) -m e2e.bench cluster $(ARGS)
+bench-controller: $(VENV)/.ready ## The same of the operator alone: 64 fake agents and 300 fleets on a real API server
+	@$(PY) -m e2e.bench controller $(ARGS)
 
 format: $(VENV)/.ready ## Format the code
 	@$(PY) -m ruff format . && $(PY) -m ruff check --fix .

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from e2e.bench import controller, document
+from e2e.bench import cluster, controller, document
 from e2e.bench.figures import Section
 from e2e.cluster.errors import ClusterError
 
@@ -27,7 +27,13 @@ def main() -> int:
     alone.add_argument("--resources", type=int, default=size.resources, help="small fleets; 0: leave them out")
     alone.add_argument("--idle-seconds", type=float, default=size.idle_seconds)
     alone.add_argument("--profile", type=Path, help="a folder for cProfile's figures of the operator")
-    for command in (alone,):
+    whole = commands.add_parser("cluster", help="everything on the local cluster, with real engines; a quarter hour")
+    counts = cluster.Size()
+    whole.add_argument("--pauses", type=int, default=counts.pauses, help="pauses and continues")
+    whole.add_argument("--moves", type=int, default=counts.moves, help="moves of the weights, from disk")
+    whole.add_argument("--losses", type=int, default=counts.losses, help="pods killed, and processes killed")
+    whole.add_argument("--idle-seconds", type=float, default=counts.idle_seconds)
+    for command in (alone, whole):
         command.add_argument("--dry", action="store_true", help="leave docs/performance.md as it is")
     options = parser.parse_args()
     try:
@@ -45,6 +51,9 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace) -> Section:
+    if options.what == "cluster":
+        counts = cluster.Size(options.pauses, options.moves, options.losses, options.idle_seconds)
+        return asyncio.run(cluster.measure(counts, "make bench"))
     size = controller.Size(options.agents, options.patches, options.commits, options.resources, options.idle_seconds)
     if options.profile is not None:
         options.profile.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,8 @@ class FakeAgent(FakePod[AgentDesired, AgentReport]):
 
     def obeyed(self, desired: AgentDesired) -> AgentReport:
         report = self.report if desired.move is None else self._moved(desired.move)
-        between = report.move is not None and Step.PREPARE < report.move.reached < Step.CONTINUE
+        move = report.move
+        between = move is not None and not move.aborted and Step.PREPARE < move.reached < Step.CONTINUE
         paused = between or desired.execution.state is ExecutionState.PAUSED
         return replace(report, engine=replace(report.engine, paused=paused))
 

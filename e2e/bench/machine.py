@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import tomllib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -29,6 +30,21 @@ def describe(versions: Mapping[str, str]) -> list[str]:
 
 def library_versions(*names: str) -> dict[str, str]:
     return {name: version(name) for name in names}
+
+
+def pinned_versions(extra: str, *names: str) -> dict[str, str]:
+    """Of requirements that this environment does not have, from pyproject.toml's extra."""
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    pins = dict(line.split("==") for line in project["optional-dependencies"][extra])
+    return {name: pins[name] for name in names}
+
+
+def locked_version(lock: Path, name: str) -> str:
+    """Of a requirement in a lock file of pip."""
+    for line in lock.read_text().splitlines():
+        if line.startswith(f"{name}=="):
+            return line.split()[0].partition("==")[2]
+    raise KeyError(f"{lock} does not lock {name}")
 
 
 def _cpu_model() -> str:
