@@ -107,8 +107,12 @@ class Pod:
     def close(self) -> None:
         if self.process is not None:
             if self.process.poll() is None:
+                self.process.terminate()  # not SIGKILL: only it knows what else it has to end
+            try:
+                self.process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
                 self.process.kill()
-            self.process.wait()
+                self.process.wait()
             if self.process.stdout:
                 self.process.stdout.close()
         if self.agent is not None:
