@@ -144,3 +144,35 @@ def test_only_counts_and_messages_can_wait(path: tuple[Any, ...], value: Any, qu
         inner = inner[step]
     inner[path[-1]] = value
     assert is_quiet(BASE, after) is quiet
+
+
+AT_BARRIER: dict[str, Any] = {
+    **BASE,
+    "executionState": "Running",
+    "weights": {
+        "phase": "Committing",
+        "version": "1",
+        "targetVersion": "2",
+        "history": [{"version": "1"}],
+        "transaction": {"id": "t", "decision": "Commit", "committed": 0},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "quiet"),
+    [
+        ({"conditions": [{"type": "Paused", "status": "True", "reason": "Paused", "message": ""}]}, True),
+        ({"weights": {"phase": "Verifying", "version": "2", "history": [{"version": "1"}, {"version": "2"}]}}, True),
+        ({"weights": {"phase": "Idle"}}, False),
+        ({"weights": {"transaction": {"id": "u", "decision": "Commit", "committed": 0}}}, False),
+        ({"weights": {"targetVersion": "3"}}, False),
+        ({"engines": [{"name": "f-e0", "incarnation": 2}]}, False),
+        ({"observedGeneration": 2}, False),
+    ],
+)
+def test_while_engines_stand_still_no_status_is_written_that_can_be_worked_out_anew(
+    changes: dict[str, Any], quiet: bool
+) -> None:
+    weights = {**AT_BARRIER["weights"], **changes.get("weights", {})}
+    assert is_quiet(AT_BARRIER, {**AT_BARRIER, **changes, "weights": weights}) is quiet

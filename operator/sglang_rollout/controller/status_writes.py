@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from .kinds import Object
 
 QUIET_SECONDS = 0.25
 
+# Engines stand still between these: their decision is written, and what follows from it any leader works out anew.
+_BARRIERS = frozenset({"Committing", "Verifying"})
 _QUIET = frozenset({"readyReplicas", "routableReplicas", "router"})
+_QUIET_AT_BARRIERS = frozenset({"conditions", "executionState"})
+_QUIET_IN_WEIGHTS_AT_BARRIERS = frozenset({"phase", "version", "history"})
 _QUIET_IN_TRANSACTION = frozenset({"prepared", "committed", "message"})
 _QUIET_IN_ENGINE = frozenset({"ready", "routable", "paused", "weightVersion", "message"})
 
 
 def is_quiet(before: Object, after: Object) -> bool:
-    """Whether the two differ in nothing but counts and messages, which change with every engine of a fleet."""
-    return bool(_loud(before) == _loud(after))
+    """Whether the two differ in nothing but counts and messages, which change with every engine of a fleet; or, while
+    engines stand still for a move of the weights, in nothing but how far it has come: no write may prolong that."""
+    loud_before, loud_after = _loud(before), _loud(after)
+    if _phase(before) in _BARRIERS and _phase(after) in _BARRIERS:
+        loud_before, loud_after = _loud_at_barriers(loud_before), _loud_at_barriers(loud_after)
+    return bool(loud_before == loud_after)
 
 
-def _loud(status: Object) -> Any:
+def _phase(status: Object) -> str:
+    return str((status.get("weights") or {}).get("phase", ""))
+
+
+def _loud_at_barriers(loud: Object) -> Object:
+    weights = _without(loud["weights"], _QUIET_IN_WEIGHTS_AT_BARRIERS)
+    return {**_without(loud, _QUIET_AT_BARRIERS), "weights": weights}
+
+
+def _loud(status: Object) -> Object:
     """The status without what may be told late."""
     loud = _without(status, _QUIET)
     loud["conditions"] = [_without(condition, frozenset({"message"})) for condition in status.get("conditions") or []]
