@@ -197,6 +197,14 @@ def test_network_policies_open_what_is_needed() -> None:
     assert operator == {"kubernetes.io/metadata.name": "sglang-rollout-system"}
 
 
+def test_trainers_are_known_by_the_users_of_their_tokens() -> None:
+    accounts = [{"name": "trainer"}, {"name": "ppo", "namespace": "research"}]
+    config = of_kind(all_children(fleet(spec(network={"trainerAccounts": accounts}))), "ConfigMap")
+    trust = json.loads(config["data"][FLEET_FILE])["trust"]
+    assert trust["trainers"] == ["system:serviceaccount:rl:trainer", "system:serviceaccount:research:ppo"]
+    assert not set(trust["trainers"]) & set(trust["callers"])
+
+
 def test_the_headless_service_answers_before_pods_are_ready() -> None:
     service = headless_service(fleet(spec()), 3)
     assert service["spec"]["clusterIP"] == "None"

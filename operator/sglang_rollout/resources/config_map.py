@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from ..api import SGLangRollout
 from ..api.names import fleet_config_name, fleet_labels
@@ -17,9 +18,16 @@ from .identity import Manifest, child
 def fleet_config_map(rollout: SGLangRollout, context: FleetContext, boot: WeightVersion) -> Manifest:
     """boot: what an engine loads that starts while the operator is away; the last version committed."""
     metadata = rollout.metadata
-    config = FleetConfig(
-        namespace=metadata.namespace, name=metadata.name, uid=metadata.uid, boot=boot, trust=context.trust
-    )
+    trust = replace(context.trust, trainers=trainers(rollout))
+    config = FleetConfig(namespace=metadata.namespace, name=metadata.name, uid=metadata.uid, boot=boot, trust=trust)
     text = json.dumps(to_wire(config), sort_keys=True, indent=1)
     name = fleet_config_name(metadata.name)
     return child(rollout, "v1", "ConfigMap", name, fleet_labels(metadata.name), data={FLEET_FILE: text})
+
+
+def trainers(rollout: SGLangRollout) -> list[str]:
+    """User names of the trainers' ServiceAccounts, as their tokens carry them."""
+    return [
+        f"system:serviceaccount:{account.namespace or rollout.metadata.namespace}:{account.name}"
+        for account in rollout.spec.network.trainer_accounts
+    ]
