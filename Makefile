@@ -15,7 +15,7 @@ export PYTHONPATH := $(CURDIR)/operator:$(CURDIR)
 export CLUSTER IMAGE_PREFIX RESOURCE WEIGHTS_PATH
 
 # In tests/, by what they need. The hypothesis plug-in marks property tests.
-NO_CLUSTER := not apiserver and not cluster and not router
+NO_CLUSTER := not apiserver and not cluster and not router and not sglang
 PYTEST := $(PY) -m pytest
 ARGS ?=
 
@@ -25,7 +25,7 @@ $(VENV)/.ready:
 	@touch $@
 
 .PHONY: help venv venv-path demo demo-down check test lint types unit property test-apiserver e2e bench bench-controller \
-	format crds images prepare cluster-up cluster-down
+	format crds images prepare cluster-up cluster-env cluster-down
 help: ## Show these verbs
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -48,8 +48,8 @@ property: $(VENV)/.ready ## Property tests
 test-apiserver: $(VENV)/.ready ## Tests against a real API server, no nodes
 	@$(PY) -m e2e.cluster tools --only apiserver >/dev/null && $(PY) -m e2e.cluster tools --only commands >/dev/null
 	@$(PYTEST) tests -m apiserver $(ARGS)
-e2e: prepare ## Tests on a real cluster with real engines and routers
-	@$(PYTEST) e2e -m "cluster or router" $(ARGS)
+e2e: prepare ## Tests with real engines and routers, alone and on a real cluster
+	@$(PYTEST) e2e -m "router or sglang or cluster" $(ARGS)
 bench: prepare ## Measure on a real cluster; prints a table and writes it into docs/performance.md (ARGS=--help)
 	@$(PY) -m e2e.bench cluster $(ARGS)
 bench-controller: $(VENV)/.ready ## The same of the operator alone: 64 fake agents and 300 fleets on a real API server
@@ -65,6 +65,8 @@ prepare: $(VENV)/.ready ## Build and download once what cluster, engines and ima
 	@$(PY) -m e2e.prepare
 cluster-up: prepare ## Start the local cluster with our images in it, no operator
 	@$(PY) -m e2e.deployment.site
+cluster-env: $(VENV)/.ready ## Print shell exports: eval "$$(make -s cluster-env)" gives kubectl for the local cluster
+	@$(PY) -m e2e.cluster env
 cluster-down: $(VENV)/.ready ## Remove the local cluster; what was built stays cached
 	@$(PY) -m e2e.cluster down
 

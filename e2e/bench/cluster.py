@@ -65,7 +65,7 @@ async def measure(size: Size, command: str) -> Section:
         Chart(where.cluster).install(where.images)
     async with connect(where.cluster) as connection, _namespace(where.cluster):
         fleet = Fleet(connection, NAMESPACE, FLEET)
-        await fleet.create(examples.load(examples.QUICKSTART, name=FLEET, engine_image=where.images["engine-cpu"]))
+        await fleet.create(examples.load(examples.QUICKSTART, name=FLEET))
         async with watched(fleet) as seen:
             with step("two engines start"):
                 await seen.ready(1, START_SECONDS)

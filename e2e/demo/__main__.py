@@ -69,10 +69,10 @@ async def tell(screen: Screen, settings: Settings, where: Site) -> None:
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s", timeout=200)
     cluster.kubectl("create", "namespace", NAMESPACE)
     async with connect(cluster) as connection:
-        manifest = settings.manifest(where.images)
-        await Story(
-            screen, cluster, connection, NAMESPACE, manifest, new_version=NEW_VERSION, new_path=settings.weights_path
-        ).tell()
+        story = Story(
+            screen, cluster, connection, NAMESPACE, settings.resource, NEW_VERSION, new_path=settings.weights_path
+        )
+        await story.tell()
     cluster.kubectl("delete", "namespace", NAMESPACE, "--timeout=60s", timeout=90)
 
 

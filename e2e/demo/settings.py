@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from e2e.cluster import ClusterError
 from e2e.deployment import examples
@@ -39,7 +38,3 @@ class Settings:
             weights_path=path or f"{models.MOUNT_PATH}/qwen3-v2",
             current=current,
         )
-
-    def manifest(self, images: Mapping[str, str]) -> dict[str, Any]:
-        """The resource to apply; the local cluster's engine image is the one that was built here."""
-        return examples.load(self.resource, engine_image=images.get("engine-cpu"))

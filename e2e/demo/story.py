@@ -10,13 +10,12 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from e2e.cluster import Cluster
 from e2e.demo.screen import Screen, Step
-from e2e.deployment import answers
+from e2e.deployment import answers, examples
 from e2e.deployment.answers import Answer
 from e2e.deployment.connection import Connection
 from e2e.deployment.errors import DeploymentError
@@ -40,14 +39,15 @@ class Story:
     cluster: Cluster
     connection: Connection
     namespace: str
-    manifest: dict[str, Any]
+    resource: Path
     new_version: str
     new_path: str
 
     def __post_init__(self) -> None:
-        self.fleet = Fleet(self.connection, self.namespace, self.manifest["metadata"]["name"])
+        manifest = examples.load(self.resource)
+        self.fleet = Fleet(self.connection, self.namespace, manifest["metadata"]["name"])
         self.router = RouterClient.of_fleet(self.connection, self.namespace, self.fleet.name)
-        self.replicas: int = self.manifest["spec"]["replicas"]
+        self.replicas: int = manifest["spec"].get("replicas", 1)
         self.first_text = ""
 
     async def tell(self) -> None:
@@ -67,8 +67,8 @@ class Story:
     # --- the chapters ----------------------------------------------------------------------------------------------
 
     async def start(self, step: Step) -> None:
-        step.command(f"kubectl apply -f {self.fleet.name}.yaml")
-        await self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(self.manifest))
+        step.command(f"kubectl apply -f {self.resource.name}")
+        await self.kubectl("apply", "-f", str(self.resource))
         step.command(f"kubectl wait --for=condition=Ready sgr/{self.fleet.name}")
         rollout = await self.ready(step, START_SECONDS)
         step.result = f"{rollout.status.routable_replicas} engines are in the router"
@@ -159,8 +159,8 @@ class Story:
 
     # --- what they are made of -------------------------------------------------------------------------------------
 
-    async def kubectl(self, *words: str, stdin: str | None = None) -> str:
-        return await asyncio.to_thread(self.cluster.kubectl, "-n", self.namespace, *words, stdin=stdin)
+    async def kubectl(self, *words: str) -> str:
+        return await asyncio.to_thread(self.cluster.kubectl, "-n", self.namespace, *words)
 
     async def patch(self, step: Step, spec: dict[str, Any]) -> None:
         """Patch spec with kubectl, as shown."""

@@ -14,13 +14,11 @@ QUICKSTART = FOLDER / "quickstart-cpu.yaml"
 TWO_NODES = FOLDER / "multi-node-cpu.yaml"
 
 
-def load(path: Path, *, name: str | None = None, engine_image: str | None = None, **spec: Any) -> dict[str, Any]:
-    """The resource in a file, under another name and image, with `spec` merged in."""
+def load(path: Path, *, name: str | None = None, **spec: Any) -> dict[str, Any]:
+    """The resource in a file, under another name, with `spec` merged in."""
     manifest: dict[str, Any] = yaml.safe_load(path.read_text())
     if name is not None:
         manifest["metadata"]["name"] = name
-    if engine_image is not None:
-        manifest["spec"]["engine"]["image"] = engine_image
     manifest["spec"] = merged(manifest["spec"], spec)
     return manifest
 

@@ -15,6 +15,8 @@ from e2e.images.catalogue import IMAGES
 from e2e.sglang_cpu import environment, models
 
 CHART_IMAGES = ("operator", "agent", "router")
+ENGINE_IMAGE = "sglang-rollout/engine-cpu:dev"
+"""The name in the examples; on the local cluster it is the engine image that was built here."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def with_images(cluster: Cluster) -> Site:
     if isinstance(cluster, CurrentCluster):
         return Site(cluster, registry_images())
     images = build_all()
-    cluster.load(*images.values())
+    cluster.docker("tag", images["engine-cpu"], ENGINE_IMAGE)
+    cluster.load(*(images[name] for name in CHART_IMAGES), ENGINE_IMAGE)
     return Site(cluster, images)
 
 

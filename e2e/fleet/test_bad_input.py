@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from e2e.deployment import examples
 from e2e.deployment.connection import Connection
 from e2e.deployment.fleet import Fleet
-from e2e.deployment.site import Site
+from e2e.deployment.site import ENGINE_IMAGE
 from sglang_rollout.api import ConditionType
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(240)]
@@ -26,16 +26,15 @@ class Case:
     pod: str = "e0-0"
     container: str = "engine"
     within: float = 30
-    image: str | None = field(default=None)
 
 
+NO_IMAGE = "registry.invalid/no-such-image:1"
 CASES = (
     Case(
         "image-missing",
-        {},
-        ("image",),
-        container="",
-        image="registry.invalid/no-such-image:1",
+        {"engine": {"image": NO_IMAGE}},
+        ("image", NO_IMAGE),
+        container="agent",
     ),
     Case(
         "no-room",
@@ -54,20 +53,18 @@ CASES = (
     ),
     Case(
         "router-image-missing",
-        {"router": {"image": "registry.invalid/none:1"}, "engine": {"resources": {"requests": {"cpu": "1000"}}}},
-        ("image",),
+        {"router": {"image": NO_IMAGE}, "engine": {"resources": {"requests": {"cpu": "1000"}}}},
+        ("image", NO_IMAGE),
         pod="router",
-        container="",
+        container="sidecar",
     ),
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_what_cannot_run_says_why(case: Case, connection: Connection, namespace: str, where: Site) -> None:
+async def test_what_cannot_run_says_why(case: Case, connection: Connection, namespace: str) -> None:
     fleet = Fleet(connection, namespace, case.name)
-    image = case.image or where.images["engine-cpu"]
-    manifest = examples.load(examples.QUICKSTART, name=case.name, engine_image=image, replicas=1)
-    manifest["spec"] = examples.merged(manifest["spec"], case.spec)
+    manifest = examples.load(examples.QUICKSTART, name=case.name, replicas=1, **case.spec)
     await fleet.create(manifest)
     named = (f"{case.name}-{case.pod}", *([f"container {case.container}"] if case.container else []))
     found = await fleet.until_condition(ConditionType.DEGRADED, True, *named, *case.words, timeout=case.within)
@@ -77,14 +74,13 @@ async def test_what_cannot_run_says_why(case: Case, connection: Connection, name
     await fleet.until_gone(timeout=90)
 
 
-async def test_a_bad_spec_is_left_behind_by_a_good_one(connection: Connection, namespace: str, where: Site) -> None:
+async def test_a_bad_spec_is_left_behind_by_a_good_one(connection: Connection, namespace: str) -> None:
     """Without anyone deleting pods: the group is stuck on an image that does not exist."""
     fleet = Fleet(connection, namespace, "mended")
-    await fleet.create(
-        examples.load(examples.QUICKSTART, name="mended", engine_image="registry.invalid/no-such-image:1", replicas=1)
-    )
+    manifest = examples.load(examples.QUICKSTART, name="mended", replicas=1, engine={"image": NO_IMAGE})
+    await fleet.create(manifest)
     await fleet.until_condition(ConditionType.DEGRADED, True, "mended-e0-0", timeout=30)
-    await fleet.patch(engine={"image": where.images["engine-cpu"]})
+    await fleet.patch(engine={"image": ENGINE_IMAGE})
     await fleet.until_ready(timeout=200)
     await fleet.delete()
     await fleet.until_gone(timeout=90)

@@ -26,7 +26,7 @@ async def fleet(connection: Connection, cluster: Cluster, namespace: str, where:
     await asyncio.to_thread(external_router.create_router, cluster, namespace, where.images["router"])
     fleet = Fleet(connection, namespace, "guest")
     url = f"http://{external_router.NAME}.{namespace}:{external_router.PORT}"
-    manifest = examples.load(examples.QUICKSTART, name="guest", engine_image=where.images["engine-cpu"], replicas=1)
+    manifest = examples.load(examples.QUICKSTART, name="guest", replicas=1)
     manifest["spec"]["router"] = {"external": {"url": url, "credential": external_router.CREDENTIAL["name"]}}
     await fleet.create(manifest)
     await fleet.until_ready(timeout=300)

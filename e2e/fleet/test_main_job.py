@@ -21,7 +21,6 @@ from e2e.deployment.connection import Connection, core_path, pod_url
 from e2e.deployment.faults import kill_container, kill_engine
 from e2e.deployment.fleet import Fleet, is_ready
 from e2e.deployment.router_client import Request, RouterClient
-from e2e.deployment.site import Site
 from e2e.deployment.traffic import Traffic, traffic
 from e2e.fleet.conftest import PROMPT
 from sglang_rollout.api import ConditionType, SGLangRollout
@@ -74,10 +73,10 @@ def journal() -> Journal:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def started(connection: Connection, cluster: Cluster, namespace: str, where: Site) -> Fleet:
+async def started(connection: Connection, cluster: Cluster, namespace: str) -> Fleet:
     """The quickstart fleet, as soon as `kubectl wait` calls it Ready."""
     fleet = Fleet(connection, namespace, "main")
-    await fleet.create(examples.load(examples.QUICKSTART, name="main", engine_image=where.images["engine-cpu"]))
+    await fleet.create(examples.load(examples.QUICKSTART, name="main"))
     words = ("-n", namespace, "wait", "--for=condition=Ready", "sgr/main", f"--timeout={START_SECONDS}s")
     await asyncio.to_thread(cluster.kubectl, *words, timeout=START_SECONDS + 10)
     return fleet

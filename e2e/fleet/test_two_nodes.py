@@ -9,7 +9,6 @@ from e2e.deployment import answers, examples
 from e2e.deployment.connection import Connection
 from e2e.deployment.fleet import Fleet
 from e2e.deployment.router_client import Request, RouterClient
-from e2e.deployment.site import Site
 from e2e.deployment.traffic import Traffic, traffic
 from e2e.fleet.conftest import PROMPT
 from sglang_rollout.api import SGLangRollout
@@ -21,10 +20,10 @@ FINGERPRINT = Request(PROMPT, tokens=1, fingerprint=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def fleet(connection: Connection, namespace: str, where: Site) -> Fleet:
+async def fleet(connection: Connection, namespace: str) -> Fleet:
     """The multi-node example, Ready."""
     fleet = Fleet(connection, namespace, "pair")
-    await fleet.create(examples.load(examples.TWO_NODES, name="pair", engine_image=where.images["engine-cpu"]))
+    await fleet.create(examples.load(examples.TWO_NODES, name="pair"))
     await fleet.until_ready(timeout=START_SECONDS)
     return fleet
 
