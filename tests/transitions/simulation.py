@@ -21,7 +21,7 @@ from sglang_rollout.protocol.memory import LaunchOptions, MemoryTag
 from sglang_rollout.protocol.operations import OperationKind, OperationReport, OperationResult
 from sglang_rollout.protocol.report import AgentReport, EngineReport, EngineState, MoveReport
 from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport, Worker
-from sglang_rollout.protocol.weights import Step, WeightVersion
+from sglang_rollout.protocol.weights import Step, WeightMove, WeightVersion
 from sglang_rollout.resources import FleetContext
 from sglang_rollout.transitions.observed import ChildView, Observed, PodView
 from sglang_rollout.transitions.plan import plan
@@ -87,11 +87,20 @@ class SimPod:
     terminating: bool = False
     gone_by: datetime | None = None
     unreachable: bool = False  # its node: the engine and its connections to the routers may still live
+    cut: bool = False  # from the operator alone: it goes on as it was told last
+    agent_start: int = 0
+    orders: AgentDesired | None = None  # what the operator wants it to hear; `desired`: what it has heard
+    router_orders: RouterDesired | None = None
     desired: AgentDesired | None = None
     engine: SimEngine | None = None
     move: MoveReport | None = None
     router_desired: RouterDesired | None = None
     router_workers: dict[str, Worker] = field(default_factory=dict)
+    router_pending: dict[str, Worker] = field(default_factory=dict)  # taken in, not listed and not used yet
+
+    @property
+    def takes_orders(self) -> bool:
+        return not (self.cut or self.unreachable)
 
 
 class Simulation:
@@ -109,6 +118,7 @@ class Simulation:
         self.silent: dict[str, str] = {}
         self.bad_paths: set[str] = set()
         self.break_next_apply = False
+        self.cache_is_busy: Callable[[], bool] = lambda: False
         self.events: list[str] = []
         self.done_operations: list[tuple[str, str]] = []
         self.last: Plan | None = None
@@ -157,10 +167,10 @@ class Simulation:
             self._delete(order.kind, order.name, order.uid)
         for uid, desired in step.agents.items():
             if uid in self.pods:
-                self.pods[uid].desired = desired
+                self.pods[uid].orders = desired
         for uid, routers in step.routers.items():
             if uid in self.pods:
-                self.pods[uid].router_desired = routers
+                self.pods[uid].router_orders = routers
         self.events += [event.reason for event in step.events]
         if not status_write_fails:
             self.object = {**self.object, "status": step.status.to_object()}
@@ -186,13 +196,13 @@ class Simulation:
 
     # --- the world, one small step each ---
 
-    def run_kubernetes(self) -> None:
-        """Terminating pods go, missing pods come."""
+    def run_kubernetes(self, ends: Callable[[], bool] = lambda: True) -> None:
+        """Terminating pods go, one by one as `ends` says, and missing pods come."""
         for uid, pod in list(self.pods.items()):
             orphan = pod.engine_index is not None and names.engine_name("f", pod.engine_index) not in self.stateful_sets
             if orphan and not pod.terminating:
                 self._terminate(pod)
-            if pod.terminating and not pod.unreachable:
+            if pod.terminating and not pod.unreachable and ends():
                 del self.pods[uid]
         nodes = self.rollout.spec.engine.nodes
         for name, stamps in self.stateful_sets.items():
@@ -208,16 +218,30 @@ class Simulation:
         number = next(self.numbers)
         self.pods[f"p{number}"] = SimPod(name, f"p{number}", f"10.0.0.{number}", index, rank, spec_hash)
 
+    def hear(self, uid: str) -> None:
+        """The pod is told what the operator wants of it last; what was ordered before is refused if it comes later."""
+        pod = self.pods.get(uid)
+        if pod is not None and pod.takes_orders and (pod.engine_index is None or not pod.terminating):
+            pod.desired, pod.router_desired = pod.orders, pod.router_orders
+
     def run_pod(self, uid: str) -> None:
         pod = self.pods.get(uid)
-        if pod is None or pod.terminating or pod.unreachable:
+        if pod is None or pod.unreachable:
             return
         if pod.engine_index is None:
-            if pod.router_desired is not None:
-                pod.router_workers = {worker.url: worker for worker in pod.router_desired.workers}
-            return
-        self._run_engine(pod)
-        self._run_move(pod)
+            self._run_router(pod)
+        elif not pod.terminating:
+            self._run_engine(pod)
+            self._run_move(pod)
+
+    def _run_router(self, pod: SimPod) -> None:
+        """An addition is taken in now and done later; until then it cannot be taken back."""
+        pod.router_workers |= pod.router_pending
+        pod.router_pending = {}
+        if pod.router_desired is not None:
+            wanted = {worker.url: worker for worker in pod.router_desired.workers}
+            pod.router_workers = {url: wanted[url] for url in pod.router_workers if url in wanted}
+            pod.router_pending = {url: worker for url, worker in wanted.items() if url not in pod.router_workers}
 
     def _run_engine(self, pod: SimPod) -> None:
         desired = pod.desired
@@ -233,7 +257,7 @@ class Simulation:
             pod.move = None
         elif pod.engine.state is EngineState.STARTING:
             pod.engine.state = EngineState.SERVING
-        elif desired is not None and not self._mid_move(pod):
+        elif desired is not None and not self._held(pod):
             pod.engine.paused = desired.execution.state is ExecutionState.PAUSED or pod.engine.unfit
             if pod.rank == 0:
                 self._run_memory(pod, pod.engine, desired)
@@ -276,24 +300,39 @@ class Simulation:
         rank0 = self.pods.get(group.rank0_pod_uid) if group else None
         return rank0 is not None and not rank0.terminating
 
-    def _mid_move(self, pod: SimPod) -> bool:
-        return pod.move is not None and Step.PREPARE < pod.move.reached < Step.CONTINUE
+    def _held(self, pod: SimPod) -> bool:
+        """A move decides whether the engine is paused."""
+        order, engine = pod.desired.move if pod.desired else None, pod.engine
+        if engine is None or engine.mixed:
+            return True
+        if order is None or order.until < Step.PAUSE:
+            return False
+        if pod.move is not None and pod.move.id == order.id and (pod.move.error or pod.move.aborted):
+            return False
+        return order.until < Step.CONTINUE if self._at_target(engine, order) else True
+
+    @staticmethod
+    def _at_target(engine: SimEngine, order: WeightMove) -> bool:
+        return engine.bytes_version == order.weights.version and not engine.void and not engine.mixed
 
     def _run_move(self, pod: SimPod) -> None:
         engine = pod.engine
         order = pod.desired.move if pod.desired else None
-        if order is None or engine is None or engine.state is not EngineState.SERVING or engine.mixed:
+        if engine is None or engine.state is not EngineState.SERVING or engine.mixed:
             return
-        if (
-            pod.move is None
-            or (pod.move.id != order.id and pod.move.reached != Step.APPLY)
-            or (pod.move.id != order.id and pod.move.reached == Step.APPLY)
-        ):
+        if order is None:
+            pod.move = None
+            return
+        if pod.move is None or pod.move.id != order.id:
             pod.move = MoveReport(order.id)
+            if self._at_target(engine, order) and order.until >= Step.PAUSE and pod.rank == 0:
+                # The agent reads it back from the engine: an agent that has started again comes to this, too.
+                pod.move = MoveReport(order.id, reached=Step.APPLY)
+                engine.paused = engine.paused or order.until < Step.CONTINUE
         if order.abort:
             if pod.move.reached <= Step.PAUSE:
                 pod.move = replace(pod.move, aborted=True)
-                engine.paused = bool(pod.desired and pod.desired.execution.state is ExecutionState.PAUSED)
+                engine.paused = self._asked_to_pause(pod) or engine.unfit
             return
         if pod.move.error or pod.move.aborted or pod.move.reached >= order.until:
             return
@@ -303,22 +342,34 @@ class Simulation:
             return
         if step > Step.PREPARE and MemoryTag.WEIGHTS in engine.released:
             return  # an order that was made before the release: the agent refuses what would kill its engine
-        if pod.rank == 0:
-            if step is Step.PAUSE:
-                engine.paused = True
-            if step is Step.APPLY:
-                assert engine.paused, "weights are applied on paused engines only"
-                if self.break_next_apply:
-                    self.break_next_apply = False
-                    engine.mixed = True
-                    pod.move = replace(pod.move, error="apply failed", dirty=True)
-                    return
-                engine.bytes_version = order.weights.version
-                engine.void = ""
-            if step is Step.CONTINUE:
-                asked = bool(pod.desired and pod.desired.execution.state is ExecutionState.PAUSED)
-                engine.paused = asked or engine.unfit
+        if pod.rank == 0 and not self._do(step, pod, engine, order):
+            return
         pod.move = replace(pod.move, reached=step)
+
+    def _do(self, step: Step, pod: SimPod, engine: SimEngine, order: WeightMove) -> bool:
+        """One step on the engine; False: not done."""
+        assert pod.move is not None
+        if step is Step.PAUSE:
+            engine.paused = True
+            if order.until is not Step.APPLY and self.cache_is_busy():
+                # The old weights serve on to free the cache; past the fleet's barrier they must not.
+                engine.paused = self._asked_to_pause(pod) or engine.unfit
+                return False
+        if step is Step.APPLY:
+            assert engine.paused, "weights are applied on paused engines only"
+            if self.break_next_apply:
+                self.break_next_apply = False
+                engine.mixed = True
+                pod.move = replace(pod.move, error="apply failed", dirty=True)
+                return False
+            engine.bytes_version = order.weights.version
+            engine.void = ""
+        if step is Step.CONTINUE:
+            engine.paused = self._asked_to_pause(pod) or engine.unfit
+        return True
+
+    def _asked_to_pause(self, pod: SimPod) -> bool:
+        return bool(pod.desired and pod.desired.execution.state is ExecutionState.PAUSED)
 
     # --- reports ---
 
@@ -327,7 +378,7 @@ class Simulation:
         pod = self.pods.get(uid)
         if pod is None:
             return
-        if pod.unreachable:
+        if not pod.takes_orders:
             self.silent[uid] = "does not answer"
             self.delivered_agents.pop(uid, None)
             self.delivered_routers.pop(uid, None)
@@ -347,7 +398,7 @@ class Simulation:
             sidecar_start="x",
             pod_uid=pod.uid,
             desired_id=desired.id if desired else "",
-            in_step=same,
+            in_step=same and not (pod.router_pending.keys() - (wanted or {}).keys()),
             router_up=True,
             registered=[RegisteredWorker(w.url, w.engine, w.incarnation, True) for w in pod.router_workers.values()],
         )
@@ -357,8 +408,9 @@ class Simulation:
         report = EngineReport()
         if engine is not None:
             up = engine.state is EngineState.SERVING and pod.rank == 0
+            draining = pod.desired is not None and pod.desired.drain
             report = EngineReport(
-                state=engine.state,
+                state=EngineState.STOPPING if draining else engine.state,
                 start_id=engine.start_id,
                 data_key=engine.key,
                 weight_version=engine.bytes_version if up and not engine.void else "",
@@ -369,7 +421,7 @@ class Simulation:
             )
         return AgentReport(
             revision=next(self.numbers),
-            agent_start="a",
+            agent_start=f"a{pod.agent_start}",
             pod_uid=pod.uid,
             rank=pod.rank,
             generation=pod.desired.generation if pod.desired else 0,
@@ -419,6 +471,24 @@ class Simulation:
     def restart_router(self, uid: str) -> None:
         if uid in self.pods:
             self.pods[uid].router_workers = {}
+            self.pods[uid].router_pending = {}
+
+    def restart_agent(self, uid: str) -> None:
+        """It knows what it was told last, and nothing of how far it had come."""
+        if uid in self.pods:
+            self.pods[uid].agent_start += 1
+            self.pods[uid].move = None
+
+    def cut_off(self, uid: str) -> None:
+        """The operator and this pod no longer hear each other."""
+        if uid in self.pods:
+            self.pods[uid].cut = True
+
+    def reconnect(self) -> None:
+        for pod in self.pods.values():
+            pod.cut = False
+            if not pod.unreachable:
+                self.silent.pop(pod.uid, None)
 
     # --- truth ---
 
@@ -444,6 +514,7 @@ class Simulation:
             self.reconcile()
             self.run_kubernetes()
             for uid in list(self.pods):
+                self.hear(uid)
                 self.run_pod(uid)
                 self.deliver(uid)
             self.now += timedelta(seconds=seconds)
@@ -454,8 +525,13 @@ class Simulation:
         chance = random.Random(seed)
         speed = {uid: chance.choice((0.1, 0.5, 1.0)) for uid in sorted(self.pods)}
         heard = {uid: chance.choice((0.2, 1.0)) for uid in sorted(self.pods)}
+        told = {uid: chance.choice((0.2, 0.7, 1.0)) for uid in sorted(self.pods)}
+        busy = chance.choice((0.0, 0.0, 0.4))
+        self.cache_is_busy = lambda: chance.random() < busy
         for _ in range(chance.randint(2, 12)):
             for uid in chance.sample(sorted(self.pods), len(self.pods)):
+                if chance.random() < told.get(uid, 1.0):
+                    self.hear(uid)
                 if chance.random() < speed.get(uid, 1.0):
                     self.run_pod(uid)
                     after_each()
@@ -464,9 +540,10 @@ class Simulation:
             if chance.random() < 0.8:
                 self.reconcile(status_write_fails=chance.random() < 0.1)
             if chance.random() < 0.5:
-                self.run_kubernetes()
+                self.run_kubernetes(lambda: chance.random() < 0.5)
             after_each()
             self.now += timedelta(seconds=chance.choice((0, 1, 1, 20)))
+        self.cache_is_busy = lambda: False
 
     @property
     def weights(self) -> WeightsStatus:

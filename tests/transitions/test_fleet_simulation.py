@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from sglang_rollout.transitions.observed import ChildView
+from sglang_rollout.transitions.plan import plan
 
 from .simulation import Simulation
 
@@ -154,6 +158,110 @@ def test_a_changed_spec_replaces_pods_a_few_engines_at_a_time() -> None:
     assert fleet.condition("Ready").status == "True"
 
 
+def test_an_engine_whose_move_was_given_up_takes_no_part_in_it() -> None:
+    """A leader with an old view may have told it so; the others do not wait for it until the deadline."""
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    while fleet.weights.transaction is None or fleet.weights.transaction.decision is None:
+        fleet.settle(1)
+    engine = next(pod for pod in fleet.pods.values() if pod.engine_index == 0)
+    assert engine.move is not None
+    engine.move = replace(engine.move, aborted=True)
+    fleet.settle(20)
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
+
+
+def test_an_engine_that_is_not_wanted_any_more_comes_through_the_move_first() -> None:
+    fleet = Simulation(replicas=2)
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    while not any(pod.engine and pod.engine.paused for pod in fleet.pods.values()):
+        fleet.settle(1)
+    fleet.patch(replicas=1)
+    parting = next(pod for pod in fleet.pods.values() if pod.engine_index == 1)
+    seen: set[str] = set()
+    for _ in range(20):
+        fleet.settle(1)
+        assert_truth(fleet, rolling=False)
+        if parting.uid in fleet.pods and parting.engine and not parting.engine.paused:
+            seen.add(parting.engine.bytes_version)
+    assert seen == {"2"}, "what waited at it was served by the weights that all serve"
+    assert set(fleet.stateful_sets) == {"f-e0"}
+
+
+def test_a_router_pod_that_is_ending_is_told_and_waited_for_as_well() -> None:
+    """It goes on serving connections of before: an engine that misses the barrier must be out of it, too."""
+    fleet = Simulation(router={"replicas": 2})
+    fleet.settle()
+    ending = next(pod for pod in fleet.pods.values() if pod.engine_index is None)
+    late = next(pod for pod in fleet.pods.values() if pod.engine_index == 0)
+    fleet.patch(weights=disk("2"))
+    while fleet.weights.transaction is None or fleet.weights.transaction.decision is None:
+        fleet.settle(1)
+    fleet.delete_pod(ending.uid)
+    fleet.restart_agent(late.uid)
+    fleet.bad_paths.add("/models/v2")  # now it is gone: this engine cannot prepare it again
+    for _ in range(40):
+        fleet.reconcile()
+        fleet.run_kubernetes(lambda: False)
+        for uid in list(fleet.pods):
+            if uid != ending.uid:
+                fleet.hear(uid)
+            fleet.run_pod(uid)
+            fleet.deliver(uid)
+        assert_truth(fleet, rolling=False)
+        fleet.now += timedelta(seconds=1)
+    assert fleet.weights.version == "default", "the others wait while the ending router may send requests to it"
+    assert "waiting until no router has f-e0" in (
+        fleet.weights.transaction.message if fleet.weights.transaction else ""
+    )
+    fleet.settle(10)
+    assert fleet.weights.version == "2"
+
+
+def test_changes_of_other_things_do_not_hold_up_a_move() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    for state in ("Paused", "Running") * 10:
+        fleet.patch(execution={"state": state})
+        fleet.settle(1)
+    assert fleet.weights.version == "2"
+
+
+def test_a_router_of_an_older_spec_is_not_ready() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(router={"replicas": 2})
+    fleet.reconcile()
+    for uid in fleet.pods:
+        fleet.hear(uid)
+        fleet.deliver(uid)
+    fleet.reconcile()
+    ready = fleet.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "RouterStarting")
+    assert "1 of 2 router pods are ready" in ready.message
+    fleet.settle()
+    assert fleet.condition("Ready").status == "True"
+    next(pod for pod in fleet.pods.values() if pod.engine_index is None).spec_hash = "older"
+    fleet.reconcile()
+    assert "1 router pods are of an older spec" in fleet.condition("Ready").message
+
+
+def test_an_external_router_takes_the_place_of_the_own_one() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    own = ChildView("Deployment", "f-router", "d1", "u1")
+    foreign = ChildView("Service", "f-router", "s1", "somebody")
+    fleet.patch(router={"external": {"url": "http://router:1"}})
+    observed = fleet.observe()
+    children = {**observed.children, ("Deployment", "f-router"): own, ("Service", "f-router"): foreign}
+    step = plan(replace(observed, children=children), fleet.now)
+    assert [(order.kind, order.name) for order in step.deletes] == [("Deployment", "f-router")]
+    assert set(step.routers) == {pod.uid for pod in fleet.pods.values() if pod.engine_index is None}, "told to the end"
+
+
 def test_paused_is_ready_and_says_so() -> None:
     fleet = Simulation()
     fleet.settle()
@@ -253,7 +361,10 @@ FAULTS = st.one_of(
     st.tuples(st.just("break_apply"), st.just(0)),
     st.tuples(st.just("lose_node"), st.integers(0, 7)),
     st.tuples(st.just("return_nodes"), st.just(0)),
-    st.tuples(st.just("wait"), st.integers(1, 400)),
+    st.tuples(st.just("restart_agent"), st.integers(0, 7)),
+    st.tuples(st.just("cut_off"), st.integers(0, 7)),
+    st.tuples(st.just("reconnect"), st.just(0)),
+    st.tuples(st.just("wait"), st.integers(1, 700)),
 )
 PATCHES = st.one_of(
     st.tuples(st.just("version"), st.integers(2, 9)),
@@ -261,6 +372,7 @@ PATCHES = st.one_of(
     st.tuples(st.just("bad_version"), st.integers(20, 22)),
     st.tuples(st.just("execution"), st.booleans()),
     st.tuples(st.just("replicas"), st.integers(1, 3)),
+    st.tuples(st.just("image"), st.integers(2, 4)),
     st.tuples(st.just("release"), st.booleans()),
     st.tuples(st.just("resident"), st.just(0)),
     st.tuples(st.just("check"), st.sampled_from(["Reset", "Checksum"])),
@@ -288,6 +400,12 @@ def act(fleet: Simulation, action: tuple[str, Any], strategy: dict[str, Any], ch
             fleet.lose_node_of(uid)
         case "return_nodes":
             fleet.return_nodes()
+        case "restart_agent":
+            fleet.restart_agent(uid)
+        case "cut_off":
+            fleet.cut_off(uid)
+        case "reconnect":
+            fleet.reconnect()
         case "break_apply":
             fleet.break_next_apply = True
         case "version" | "bad_version":
@@ -305,15 +423,27 @@ def act(fleet: Simulation, action: tuple[str, Any], strategy: dict[str, Any], ch
             fleet.patch(weightCheck={"requestID": str(len(fleet.events)), "action": value})
         case "replicas":
             fleet.patch(replicas=value)
+        case "image":
+            fleet.patch(engine={**fleet.object["spec"]["engine"], "image": f"sglang:{value}"})
         case "wait":
             fleet.now += timedelta(seconds=value)
 
 
 def assert_truth(fleet: Simulation, rolling: bool) -> None:
+    """What requests get now: whole weights, of a version that is allowed, and of one version at a time unless they
+    move engine by engine."""
     served = set(fleet.serving().values())
     assert "mixed" not in served
     if not rolling:
         assert len(served) <= 1, f"two versions serve at once: {fleet.serving()}"
+    weights = fleet.rollout.status.weights
+    if weights is None:
+        return
+    versions = [entry.version for entry in weights.history]
+    transaction = weights.transaction
+    decided = {transaction.version} if transaction is not None and transaction.decision == "Commit" else set()
+    allowed = {*versions[-2 if rolling else -1 :], *decided}
+    assert served <= allowed, f"{served - allowed} is served, {allowed} is allowed"
 
 
 @pytest.mark.parametrize("rolling", [False, True], ids=["all-at-once", "rolling"])
@@ -337,6 +467,7 @@ def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
             check()
     fleet.bad_paths.clear()
     fleet.break_next_apply = False
+    fleet.reconnect()
     fleet.patch(execution={"state": "Running"}, memory={})
     for _ in range(150):
         fleet.settle(1, seconds=15)

@@ -49,6 +49,15 @@ def parse_timestamp(value: str) -> datetime:
     return datetime.fromisoformat(value)
 
 
+def seconds_left(since: str | None, span: float, now: datetime) -> float:
+    """Until `span` seconds after `since` are over, negative after that; all of them when nothing has begun. A time
+    that lies more than the span ahead was written by a clock that was wrong: nothing waits for that, it is over."""
+    if since is None:
+        return span
+    left = span - (now - parse_timestamp(since)).total_seconds()
+    return left if left <= 2 * span else 0.0
+
+
 def shorten(message: str, limit: int = MESSAGE_MAX) -> str:
     """At most `limit` characters: the end of a long message gives way."""
     return message if len(message) <= limit else message[: limit - 1] + "…"

@@ -61,6 +61,11 @@ class EngineView:
         )
 
     @cached_property
+    def answers(self) -> bool:
+        """Requests that a router sends to it are served: also while it drains."""
+        return self.leader is not None and self.leader.engine.state in (EngineState.SERVING, EngineState.STOPPING)
+
+    @cached_property
     def healthy(self) -> bool:
         """Serving, and nothing says that its weights or its scheduler are broken."""
         return self.serving and not self.dirty and not (self.leader and self.leader.probe_failure)
@@ -123,8 +128,8 @@ class EngineView:
     def move_error(self, move_id: str) -> str:
         """Why this move does not go on, naming the pod; empty: nothing is wrong."""
         for rank, move in enumerate(self.moves(move_id)):
-            if move is not None and move.error:
-                return f"pod {self.pods[rank].name}: {move.error}"
+            if move is not None and (move.error or move.aborted):
+                return f"pod {self.pods[rank].name}: {move.error or 'the move was given up'}"
         return ""
 
     def move_refused(self, move_id: str) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from ..api.conditions import parse_timestamp, timestamp
+from ..api.conditions import parse_timestamp, seconds_left, timestamp
 from ..api.recovery import RestartPolicy
 from ..protocol.desired import GroupAssignment
 from .engines import EngineView
@@ -102,7 +102,7 @@ def _recreate(
         return replace(state, exhausted=True, message=text)
     if state.restarted_at is not None:
         pause = max(restart_delay(state.restarts, policy), DELETES_SHOW_WITHIN)
-        wait = (parse_timestamp(state.restarted_at) + pause - now).total_seconds()
+        wait = seconds_left(state.restarted_at, pause.total_seconds(), now)
         if wait > 0:
             return replace(state, message=f"{what}; the group is recreated after a back-off", wake=wait)
     return replace(

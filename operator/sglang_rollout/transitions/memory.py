@@ -9,7 +9,7 @@ routable until it has loaded the committed version again (weights, a catch-up).
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..api import Spec
 from ..protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
@@ -18,13 +18,23 @@ from .engines import EngineView
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """launch: flags for engines that start from now on. orders: by engine index. restarts: start ids of engines that
-    lack flags and whose turn it is. lacking: all that lack them."""
+    """launch: flags for engines that start from now on. orders: by engine index. turns: engines that lack flags and
+    whose turn it is: they leave the routers. restarts: start ids of those that have left them. lacking: all that lack
+    flags."""
 
     launch: LaunchOptions
     orders: dict[int, MemoryOrder] = field(default_factory=dict)
+    turns: frozenset[int] = frozenset()
     restarts: dict[int, str] = field(default_factory=dict)
     lacking: frozenset[int] = frozenset()
+
+    def without(self, engaged: frozenset[int]) -> MemoryPlan:
+        """The same, but these engines keep their memory and their processes for now."""
+        return replace(
+            self,
+            orders={index: order for index, order in self.orders.items() if index not in engaged},
+            restarts={index: start for index, start in self.restarts.items() if index not in engaged},
+        )
 
 
 def wanted_released(spec: Spec) -> list[MemoryTag]:
@@ -59,7 +69,8 @@ def advance(engines: Collection[EngineView], spec: Spec, unregistered: frozenset
     return MemoryPlan(
         launch=_with_kept_flags(needed, members),
         orders=orders,
-        restarts={engine.index: engine.start_id for engine in lacking[:turns]},
+        turns=frozenset(engine.index for engine in lacking[:turns]),
+        restarts={engine.index: engine.start_id for engine in lacking[:turns] if engine.index in unregistered},
         lacking=frozenset(engine.index for engine in lacking),
     )
 

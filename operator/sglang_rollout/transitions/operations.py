@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ..api import SGLangRollout, WeightsStatus
-from ..api.conditions import parse_timestamp, shorten, timestamp
+from ..api.conditions import seconds_left, shorten, timestamp
 from ..api.status import ProfileStatus, WeightCheckStatus
 from ..protocol.operations import Operation, OperationKind, OperationReport, OperationResult
 from .engines import EngineView
 from .planned import EventNote
 
-DEADLINE = timedelta(seconds=600)
+DEADLINE_SECONDS = 600.0
 COUNTS_AS_DONE = "was there when the resource was made: counts as done"
 
 
@@ -69,11 +69,6 @@ def results(engines: Collection[EngineView], operation_id: str) -> dict[int, Ope
     return found
 
 
-def _seconds_left(started_at: str | None, now: datetime) -> float:
-    since = now if started_at is None else parse_timestamp(started_at)
-    return (since + DEADLINE - now).total_seconds()
-
-
 @dataclass(frozen=True)
 class _Check:
     rollout: SGLangRollout
@@ -104,7 +99,7 @@ class _Check:
         resetting = operation.kind is OperationKind.RESET
         up = [engine for engine in self.members if engine.serving]
         found = results(up, operation.id)
-        left = _seconds_left(last.started_at, self.now)
+        left = seconds_left(last.started_at, DEADLINE_SECONDS, self.now)
         ended = {index: report for index, report in found.items() if report.result is not OperationResult.RUNNING}
         if (up and len(ended) == len(up)) or left <= 0:
             done = self._ended(last, up, ended)
@@ -196,7 +191,7 @@ class _Profile:
         up = [engine for engine in self.members if engine.serving]
         found = results(up, operation.id)
         ended = {index: report for index, report in found.items() if report.result is not OperationResult.RUNNING}
-        left = _seconds_left(last.started_at, self.now)
+        left = seconds_left(last.started_at, DEADLINE_SECONDS, self.now)
         if (up and len(ended) == len(up)) or left <= 0:
             bad = [r for r in ended.values() if r.result is not OperationResult.PASSED]
             missing = len(self.members) - len(ended)

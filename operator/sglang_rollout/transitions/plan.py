@@ -16,7 +16,7 @@ from ..protocol.desired import AgentDesired, Execution, ExecutionState
 from ..protocol.routing import RouterDesired, RouterReport
 from ..protocol.weights import PauseMode, WeightVersion
 from ..resources import UnusableSpec, fleet_children, headless_service, stateful_set
-from . import diagnosis, groups, members, memory, operations, revisions, routing, weights
+from . import diagnosis, groups, members, memory, operations, removals, revisions, routing, weights
 from .engines import EngineView, view_engines
 from .groups import GroupState
 from .memory import MemoryPlan
@@ -36,19 +36,25 @@ def plan(observed: Observed, now: datetime) -> Plan:
     states = {engine.index: groups.advance(engine, spec.restart_policy, now) for engine in engines}
     unregistered = _unregistered(engines, observed)
     revision = revisions.advance(
-        engines, revisions.spec_hash(spec), spec.weights.update_strategy.max_unavailable, unregistered
-    )
-    moved, ordered, desired, routable, in_step = _weights_and_routing(
-        observed, engines, states, revision, unregistered, now
+        engines,
+        revisions.spec_hash(spec),
+        spec.weights.update_strategy.max_unavailable,
+        unregistered,
+        _coming(engines, observed),
     )
     residency = memory.advance(engines, spec, unregistered)
+    moved, ordered, desired, routable, in_step = _weights_and_routing(
+        observed, engines, states, revision, residency, unregistered, now
+    )
+    revision, residency = revision.without(moved.engaged), residency.without(moved.engaged)
     manifests, spec_error = _manifests(observed, engines, revision, moved.boot)
     facts = FleetFacts(
         engines=engines,
         groups=states,
         routable=routable,
-        registered=_registered(routable, engines, observed),
+        registered=routable & _registered(engines, observed),
         routers_in_step=in_step,
+        router_behind=_router_behind(observed),
         weights=moved.status,
         outdated=revision.outdated,
         problems=_problems(engines),
@@ -60,19 +66,20 @@ def plan(observed: Observed, now: datetime) -> Plan:
         check=ordered.check,
         profile=ordered.profile,
     )
-    removals = _removals(engines, unregistered, observed)
+    removed = removals.parting_engines(engines, unregistered - moved.engaged, observed)
+    unused = () if spec_error else removals.unused_router(observed, manifests)
     # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
     hearing = any(engine.unheard and engine.record.routable for engine in engines)
     external = spec.router.external is not None
     return Plan(
         status=summarize(rollout, facts, now),
         applies=manifests,
-        deletes=(*_pod_deletes(states, revision), *removals),
+        deletes=(*_pod_deletes(states, revision), *removed, *unused),
         agents=_agents(observed, engines, states, revision, moved, residency, ordered),
-        routers={} if hearing or external else {pod.uid: desired for pod in observed.router_pods if _reachable(pod)},
+        routers={} if hearing else {pod.uid: desired for pod in observed.router_pods if pod.ip},
         external_router=desired if external and not hearing else None,
         decision=moved.decision,
-        events=(*moved.events, *ordered.events, *_events(observed, states, residency, facts.lost, removals)),
+        events=(*moved.events, *ordered.events, *_events(observed, states, residency, facts.lost, removed)),
         requeue_after=_soonest(
             [
                 moved.wake,
@@ -89,6 +96,7 @@ def _weights_and_routing(
     engines: tuple[EngineView, ...],
     states: Mapping[int, GroupState],
     revision: Revision,
+    residency: MemoryPlan,
     unregistered: frozenset[int],
     now: datetime,
 ) -> tuple[WeightsPlan, OperationsPlan, RouterDesired, frozenset[int], bool]:
@@ -103,7 +111,8 @@ def _weights_and_routing(
     def with_routers(in_step: bool) -> tuple[WeightsPlan, OperationsPlan, frozenset[int], RouterDesired]:
         step = weights.advance(engines, spec, status, generation, now, in_step)
         ordered = operations.advance(observed.rollout, engines, step.status, unregistered, now)
-        leaving = revision.drain | releasing | ordered.resetting
+        taken = revision.drain | residency.turns
+        leaving = (taken - step.engaged) | releasing | ordered.resetting
         chosen = [
             engine
             for engine in engines
@@ -123,25 +132,44 @@ def _weights_and_routing(
 def _in_step(observed: Observed, desired: RouterDesired) -> bool:
     if observed.rollout.spec.router.external is not None:
         report = observed.external_router
-        return report is not None and report.desired_id == desired.id and report.in_step
-    return routing.all_in_step(desired, observed.router_pods, observed.routers)
+        if report is None or report.desired_id != desired.id or not report.in_step:
+            return False
+    # Beside an external router: those of before, which still end.
+    return routing.all_in_step(desired, observed)
 
 
 def _unregistered(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
-    """Engines that no router has. A router that takes requests and was not heard yet may have any of them."""
-    if any(_takes_unheard(pod, observed) for pod in observed.router_pods):
+    """Engines that no router has. A router that takes requests and is not heard may have any of them."""
+    if any(routing.takes_requests(pod, observed) and pod.uid not in observed.routers for pod in observed.router_pods):
         return frozenset()
     known = {worker.engine for report in _router_reports(observed) for worker in report.registered}
     return frozenset(engine.index for engine in engines if engine.name not in known)
 
 
-def _registered(routable: frozenset[int], engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
-    """Of the routable engines, those that every router which is up has."""
+def _registered(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
+    """Engines that every router which is up has."""
     reports = [report for report in _router_reports(observed) if report.router_up]
     if not reports:
         return frozenset()
     known = set.intersection(*({worker.engine for worker in report.registered} for report in reports))
-    return frozenset(engine.index for engine in engines if engine.index in routable and engine.name in known)
+    return frozenset(engine.index for engine in engines if engine.name in known)
+
+
+def _coming(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
+    """Engines that could serve and are on their way into the routers."""
+    spec, weights_status = observed.rollout.spec, observed.rollout.status.weights
+    if weights_status is None or memory.wanted_released(spec):
+        return frozenset()
+    registered = _registered(engines, observed)
+    return frozenset(
+        engine.index
+        for engine in engines
+        if engine.wanted
+        and engine.healthy
+        and not (engine.released or engine.void)
+        and engine.version == weights_status.version
+        and engine.index not in registered
+    )
 
 
 def _router_reports(observed: Observed) -> list[RouterReport]:
@@ -149,8 +177,13 @@ def _router_reports(observed: Observed) -> list[RouterReport]:
     return reports if observed.external_router is None else [*reports, observed.external_router]
 
 
-def _takes_unheard(pod: PodView, observed: Observed) -> bool:
-    return pod.alive and pod.ready and pod.uid not in observed.routers and pod.uid not in observed.silent
+def _router_behind(observed: Observed) -> str:
+    rollout = observed.rollout
+    child = observed.children.get(("Deployment", names.router_name(rollout.metadata.name)))
+    applied = None if child is None else child.annotations.get(ANNOTATION_SPEC_HASH)
+    if rollout.spec.router.external is None and applied not in (None, revisions.router_hash(rollout.spec)):
+        return "its Deployment is of an older spec"
+    return revisions.router_behind(observed.router_pods, rollout.spec)
 
 
 def _manifests(
@@ -160,7 +193,10 @@ def _manifests(
     rollout, context = observed.rollout, observed.context
     stamp = revisions.spec_hash(rollout.spec)
     try:
-        manifests = list(fleet_children(rollout, context, boot))
+        manifests = [
+            _stamped(manifest, revisions.router_hash(rollout.spec)) if manifest["kind"] == "Deployment" else manifest
+            for manifest in fleet_children(rollout, context, boot)
+        ]
         for index in (engine.index for engine in engines if engine.wanted):
             manifests.append(headless_service(rollout, index))
             if index in revision.render:
@@ -178,7 +214,7 @@ def _manifests(
 
 
 def _stamped(manifest: Mapping[str, Any], stamp: str) -> dict[str, Any]:
-    """The StatefulSet with the hash of the spec on itself and on its pods."""
+    """A workload with the hash of the spec on itself and on its pods."""
 
     def annotate(metadata: Mapping[str, Any]) -> dict[str, Any]:
         return {**metadata, "annotations": {**metadata.get("annotations", {}), ANNOTATION_SPEC_HASH: stamp}}
@@ -211,7 +247,7 @@ def _agents(
             group=states[engine.index].assignment,
             move=moved.moves.get(engine.index),
             restart_engine=moved.restarts.get(engine.index) or residency.restarts.get(engine.index, ""),
-            drain=not engine.wanted or engine.index in revision.drain,
+            drain=(not engine.wanted and engine.index not in moved.engaged) or engine.index in revision.drain,
             launch=residency.launch,
             memory=residency.orders.get(engine.index),
             operations=ordered.asked.get(engine.index, []),
@@ -231,21 +267,6 @@ def _pod_deletes(states: Mapping[int, GroupState], revision: Revision) -> tuple[
     pods = {pod.uid: pod for state in states.values() for pod in state.deletes}
     pods |= {pod.uid: pod for pod in revision.deletes}
     return tuple(DeleteOrder("Pod", pod.name, pod.uid) for pod in pods.values())
-
-
-def _removals(
-    engines: tuple[EngineView, ...], unregistered: frozenset[int], observed: Observed
-) -> tuple[DeleteOrder, ...]:
-    """Engines beyond replicas, once no router has them; their pods drain as they stop."""
-    orders = []
-    for engine in engines:
-        if engine.wanted or engine.index not in unregistered:
-            continue
-        for kind in ("StatefulSet", "Service"):
-            child = observed.children.get((kind, engine.name))
-            if child is not None and child.owner_uid == observed.rollout.metadata.uid and not child.terminating:
-                orders.append(DeleteOrder(kind, child.name, child.uid))
-    return tuple(orders)
 
 
 def _problems(engines: tuple[EngineView, ...]) -> dict[int, str]:
@@ -268,7 +289,7 @@ def _events(
     states: Mapping[int, GroupState],
     residency: MemoryPlan,
     lost: Mapping[int, str],
-    removals: tuple[DeleteOrder, ...],
+    removed: tuple[DeleteOrder, ...],
 ) -> tuple[EventNote, ...]:
     notes = [
         EventNote(
@@ -276,12 +297,12 @@ def _events(
         )
         for index in sorted(residency.restarts)
     ]
-    removed = {order.name for order in removals if order.kind == "StatefulSet"}
+    replaced = {order.name for order in removed if order.kind == "StatefulSet"}
     fleet = observed.rollout.metadata.name
     notes += [
         EventNote("Warning", "EngineReplaced", text)
         for index, text in sorted(lost.items())
-        if names.engine_name(fleet, index) in removed
+        if names.engine_name(fleet, index) in replaced
     ]
     records = {record.name: record for record in observed.rollout.status.engines}
     for index, state in sorted(states.items()):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..api import Spec
 from .engines import EngineView
@@ -29,6 +29,28 @@ def spec_hash(spec: Spec) -> str:
         "network": spec.network.to_object(),
         "restart": spec.restart.request_id if spec.restart else None,
     }
+    return _hash(parts)
+
+
+def router_hash(spec: Spec) -> str:
+    """Hash of what a router's pods are made from."""
+    return _hash({**spec.router.to_object(), "replicas": None, "network": spec.network.to_object()})
+
+
+def router_behind(pods: Collection[PodView], spec: Spec) -> str:
+    """What keeps the router's pods from being those of the present spec; empty: nothing. pods: of the router. The
+    Deployment replaces them by itself."""
+    if spec.router.external is not None:
+        return "pods of the operator's own router are still ending" if pods else ""
+    alive = [pod for pod in pods if pod.alive]
+    old = sum(1 for pod in alive if pod.spec_hash not in ("", router_hash(spec)))
+    if old:
+        return f"{old} router pods are of an older spec"
+    ready = sum(1 for pod in alive if pod.ready)
+    return f"{ready} of {spec.router.replicas} router pods are ready" if ready < spec.router.replicas else ""
+
+
+def _hash(parts: object) -> str:
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -44,20 +66,31 @@ class Revision:
     deletes: tuple[PodView, ...]
     outdated: frozenset[int]
 
+    def without(self, engaged: frozenset[int]) -> Revision:
+        """The same, but these engines keep their pods for now."""
+        deletes = tuple(pod for pod in self.deletes if pod.engine not in engaged)
+        return replace(self, drain=self.drain - engaged, deletes=deletes)
+
 
 def advance(
-    engines: Collection[EngineView], wanted_hash: str, max_unavailable: int, unregistered: frozenset[int]
+    engines: Collection[EngineView],
+    wanted_hash: str,
+    max_unavailable: int,
+    unregistered: frozenset[int],
+    coming: Collection[int],
 ) -> Revision:
-    """Which engines move to the present template now. unregistered: engines that no router has any more."""
+    """Which engines move to the present template now. unregistered: engines that no router has any more. coming: that
+    could serve and that a router does not have yet: they are away, too."""
     wanted = [engine for engine in engines if engine.wanted]
     outdated = [engine for engine in wanted if engine.statefulset is None or _is_outdated(engine, wanted_hash)]
-    turns = max_unavailable - sum(1 for engine in wanted if not engine.healthy)
+    away = {engine.index for engine in wanted if not engine.healthy or engine.index in coming}
+    turns = max_unavailable - len(away)
     moving: list[EngineView] = []
     # Engines whose turn has begun already, then those that serve nothing, then the rest by index.
     for engine in sorted(outdated, key=lambda e: (not _has_begun(e, wanted_hash), e.healthy, e.index)):
         free = not engine.healthy or _has_begun(engine, wanted_hash)
         if free or turns > 0:
-            turns -= 0 if not engine.healthy else 1
+            turns -= 0 if engine.index in away else 1
             moving.append(engine)
     return Revision(
         render=frozenset(engine.index for engine in moving),
@@ -65,7 +98,7 @@ def advance(
         deletes=tuple(
             pod
             for engine in moving
-            if _has_begun(engine, wanted_hash) and (engine.index in unregistered or not engine.healthy)
+            if _has_begun(engine, wanted_hash) and (engine.index in unregistered or not engine.answers)
             for pod in engine.pods.values()
             if pod.spec_hash != wanted_hash
         ),

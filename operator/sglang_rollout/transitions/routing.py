@@ -12,11 +12,12 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 
 from ..api import WeightsStatus
+from ..api.names import CONTAINER_ROUTER
 from ..protocol.pod import ENGINE_PORT
 from ..protocol.routing import RouterDesired, RouterReport, Worker
 from .engines import EngineView
 from .groups import GroupState
-from .observed import PodView
+from .observed import Observed, PodView
 from .versions import is_allowed
 from .weights import WeightsPlan
 
@@ -59,11 +60,24 @@ def desired_workers(engines: Iterable[EngineView], groups: Mapping[int, GroupSta
     return RouterDesired(lease_term=0, id=hashlib.sha256(identity.encode()).hexdigest()[:24], workers=workers)
 
 
-def all_in_step(desired: RouterDesired, pods: Collection[PodView], reports: Mapping[str, RouterReport]) -> bool:
-    """Whether every router that can take requests has exactly these workers. A router pod that is neither ready nor
-    heard takes none: the Service leaves it out, and its sidecar registers before it becomes ready."""
-    taking = [pod for pod in pods if pod.alive and (pod.ready or pod.uid in reports)]
+def all_in_step(desired: RouterDesired, observed: Observed) -> bool:
+    """Whether every router pod that can take requests has exactly these workers."""
+    reports = observed.routers
+    taking = [pod for pod in observed.router_pods if takes_requests(pod, observed)]
     return all(pod.uid in reports and _has(desired, reports[pod.uid]) for pod in taking)
+
+
+def takes_requests(pod: PodView, observed: Observed) -> bool:
+    """Whether requests may come through this router pod: its Service names it, or its router runs and serves
+    connections of before, which it does for a while after its end was ordered, too. Of a pod that should end and is not
+    heard the node is lost. One that is not running, not ready and not heard has no workers: its sidecar registers
+    before it becomes ready."""
+    if pod.phase in ("Failed", "Succeeded"):
+        return False
+    if pod.uid in observed.routers:
+        return True
+    runs = pod.ready or any(container.name == CONTAINER_ROUTER and container.running for container in pod.containers)
+    return runs and (not pod.terminating or pod.uid not in observed.silent)
 
 
 def _has(desired: RouterDesired, report: RouterReport) -> bool:

@@ -48,6 +48,7 @@ class FleetFacts:
     registered: frozenset[int]
     routers_in_step: bool
     weights: WeightsStatus
+    router_behind: str = ""
     outdated: frozenset[int] = frozenset()
     problems: Mapping[int, str] = field(default_factory=dict)
     fleet_problems: tuple[str, ...] = ()
@@ -261,6 +262,8 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
         return True, phase, f"{behind} of {len(wanted)} engines are not {spec.execution.state} yet"
     if any(report.generation < rollout.metadata.generation for e in wanted for report in e.reports.values()):
         return True, "AgentsBehind", "agents have not heard of the present spec yet"
+    if facts.router_behind:
+        return True, "RouterStarting", f"the router is not as spec asks for: {facts.router_behind}"
     if not facts.routers_in_step:
         return True, "RouterBehind", "a router does not have exactly the routable engines yet"
     return False, "Settled", "the fleet is what spec asks for"

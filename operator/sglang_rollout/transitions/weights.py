@@ -9,17 +9,18 @@
 
 An engine that takes no part (it was starting, it failed, it missed the deadline) is not routable at the old version
 any more and catches up alone: it starts at the committed version, or moves to it without a barrier.
-An engine that takes part stays registered with the routers while it is paused: its requests wait.
+An engine that takes part stays registered with the routers while it is paused: its requests wait. It is neither
+drained nor removed before it has come through.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from ..api import Spec, WeightsStatus
-from ..api.conditions import parse_timestamp, timestamp
+from ..api.conditions import seconds_left, timestamp
 from ..api.status import WeightTransaction
 from ..protocol.report import EngineState
 from ..protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
@@ -35,6 +36,7 @@ RETRY_SECONDS = 30.0
 class WeightsPlan:
     """moves: by engine index. holds: engines in the barrier, registered although they serve an old version (they
     are paused or will be before anything new serves). closed: no engine may be newly registered now.
+    engaged: engines that must not be taken away now, since the others count on them.
     restarts: start ids of engines to be killed, by index. decision: status holds a new decision."""
 
     status: WeightsStatus
@@ -42,6 +44,7 @@ class WeightsPlan:
     moves: dict[int, WeightMove] = field(default_factory=dict)
     holds: frozenset[int] = frozenset()
     closed: bool = False
+    engaged: frozenset[int] = frozenset()
     restarts: dict[int, str] = field(default_factory=dict)
     decision: bool = False
     events: tuple[EventNote, ...] = ()
@@ -71,7 +74,9 @@ def advance(
     transaction = weights.transaction
     is_open = transaction is not None and transaction.completed_at is None
     if transaction is not None and is_open and transaction.decision == "Commit":
-        return _Commit(members, spec, weights, transaction, now, routers_in_step).plan()
+        # An engine that is not wanted any more and takes part comes through first.
+        parting = [e for e in engines if not e.wanted and e.progress(transaction.id) >= Step.PREPARE]
+        return _Commit([*members, *parting], tuple(engines), spec, weights, transaction, now, routers_in_step).plan()
     if target.version == committed.version:
         return _settle(members, spec, weights, "Idle", now)
     if not weights.served:
@@ -101,15 +106,16 @@ def _prepare(
     members: list[EngineView], spec: Spec, weights: WeightsStatus, target: WeightVersion, generation: int, now: datetime
 ) -> WeightsPlan:
     transaction = weights.transaction
-    same = transaction is not None and transaction.version == target.version and transaction.generation == generation
-    if transaction is None or not same:
+    # A change of something else does not begin an open move anew: that would be for ever, if changes are frequent.
+    same = transaction is not None and (transaction.version, transaction.path) == (target.version, target.path)
+    if transaction is None or not same or (transaction.completed_at and transaction.generation != generation):
         transaction = _new_transaction(target, generation, 1, now)
         if reason := _relabelled(weights, target):
             return _fail(members, spec, weights, transaction, reason, now)
         note = EventNote("Normal", "WeightsStaging", f"preparing version {target.version} from {target.path}")
         return _preparing(members, spec, weights, transaction, "Staging", now, (note,))
     if transaction.completed_at is not None:
-        wait = RETRY_SECONDS - (now - parse_timestamp(transaction.completed_at)).total_seconds()
+        wait = seconds_left(transaction.completed_at, RETRY_SECONDS, now)
         if wait > 0:
             plan = _settle(members, spec, weights, "Failed", now)
             return replace(plan, wake=wait if plan.wake is None else min(wait, plan.wake))
@@ -132,7 +138,7 @@ def _judge(
         return _fail(members, spec, weights, transaction, refusals[0], now)
     prepared = [engine for engine in candidates if engine.progress(transaction.id) >= Step.PREPARE]
     transaction = transaction.model_copy(update={"prepared": len(prepared)})
-    left = _seconds_left(transaction.started_at, spec.weights.timeout_seconds, now)
+    left = seconds_left(transaction.started_at, spec.weights.timeout_seconds, now)
     if candidates and len(prepared) == len(candidates):
         return _decide(members, spec, weights, transaction, now)
     if not candidates and not any(_is_coming(engine) for engine in members):
@@ -286,6 +292,7 @@ class _Commit:
     """A decided transaction, from the reports alone: whoever leads next comes to the same steps."""
 
     members: list[EngineView]
+    engines: tuple[EngineView, ...]
     spec: Spec
     weights: WeightsStatus
     transaction: WeightTransaction
@@ -319,31 +326,36 @@ class _Commit:
         )
 
     def _barriers(self) -> WeightsPlan:
-        """AllAtOnce, before the version is committed: all pause, then all apply."""
-        left = _seconds_left(self.transaction.decided_at, self.spec.weights.timeout_seconds, self.now)
-        part = [engine for engine in self.members if self._takes_part(engine)]
+        """AllAtOnce, before the version is committed: all pause, then all apply. Who has not paused when the time for
+        it is over misses the barrier and is not registered any more, and so does who has not applied after as long
+        again."""
+        timeout = self.spec.weights.timeout_seconds
+        left = seconds_left(self.transaction.decided_at, timeout, self.now)
+        needed = Step.PREPARE if left > 0 else Step.PAUSE if left > -timeout else Step.APPLY
+        part = [e for e in self.members if self._takes_part(e) and e.progress(self.transaction.id) >= needed]
         paused = [engine for engine in part if engine.progress(self.transaction.id) >= Step.PAUSE]
-        if left <= 0:
-            # Who has not paused by now misses the barrier and is not registered any more.
-            part = paused
-        outside = [engine for engine in self.members if engine not in part]
+        outside = [engine for engine in self.engines if engine not in part]
         everyone_paused = len(paused) == len(part)
         # An engine outside may still serve the old version: it must be out of every router before the new one serves,
         # and its moving ahead of the others would put two versions side by side.
         alone = everyone_paused and (self.routers_in_step or not outside)
         until = Step.APPLY if alone else Step.PAUSE
         applied = [engine for engine in part if engine.progress(self.transaction.id) >= Step.APPLY]
-        if alone and (len(applied) == len(part) or (left <= -self.spec.weights.timeout_seconds)):
+        if alone and len(applied) == len(part):
             return self._committed()._waves()
         moves = {engine.index: _move(self.spec, self.transaction, until) for engine in part}
+        missing = ", ".join(engine.name for engine in outside)
+        waits = f"waiting until no router has {missing}" if everyone_paused and not alone else ""
+        members = frozenset(engine.index for engine in part)
         return WeightsPlan(
-            status=self._status("Committing", prepared=len(part), committed=len(applied)),
+            status=self._status("Committing", prepared=len(part), committed=len(applied), message=waits[:2000]),
             boot=self.target,
             moves=moves,
-            holds=frozenset(engine.index for engine in part),
+            holds=members,
             closed=True,
+            engaged=members,
             restarts=_restarts(self.members, self.spec),
-            wake=left if left > 0 else left + self.spec.weights.timeout_seconds,
+            wake=left if left > 0 else max(left + timeout, 0.0) or None,
         )
 
     def _waves(self) -> WeightsPlan:
@@ -364,11 +376,14 @@ class _Commit:
         moved = [engine for engine in self.members if self._has_moved(engine)]
         if not behind:
             return self._done(len(moved))
+        engaged = frozenset(engine.index for engine in begun)
         return WeightsPlan(
-            status=self._status("Verifying" if not rolling else "Committing", committed=len(moved)),
+            status=self._status("Verifying" if not rolling else "Committing", committed=len(moved), message=""),
             boot=self.target,
             moves=moves,
-            holds=frozenset(engine.index for engine in begun),
+            # AllAtOnce: others serve the new version by now, so nobody is held who may still have the old one.
+            holds=engaged if rolling else frozenset(),
+            engaged=engaged,
             restarts=_restarts(self.members, self.spec),
         )
 
@@ -448,12 +463,6 @@ def _new_transaction(target: WeightVersion, generation: int, attempt: int, now: 
 def _attempt(transaction: WeightTransaction) -> int:
     """The attempt of a transaction, from its id g<generation>.<attempt>:<version>."""
     return int(transaction.id.split(":", 1)[0].rsplit(".", 1)[1])
-
-
-def _seconds_left(since: str | None, timeout: int, now: datetime) -> float:
-    if since is None:
-        return float(timeout)
-    return (parse_timestamp(since) + timedelta(seconds=timeout) - now).total_seconds()
 
 
 def _is_coming(engine: EngineView) -> bool:
