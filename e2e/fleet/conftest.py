@@ -59,10 +59,17 @@ async def connection(cluster: Cluster) -> AsyncIterator[Connection]:
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of this module's own, named after it."""
     name = "e2e-" + request.module.__name__.rpartition(".")[2].removeprefix("test_").replace("_", "-")
+    with own_namespace(cluster, name):
+        yield name
+
+
+@contextlib.contextmanager
+def own_namespace(cluster: Cluster, name: str) -> Iterator[None]:
+    """A new namespace, for the time of the block; it is looked at when a test fails."""
     cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s", timeout=200)
     cluster.kubectl("create", "namespace", name)
     _namespaces.add(name)
-    yield name
+    yield
     _namespaces.discard(name)
     cluster.kubectl("delete", "namespace", name, "--timeout=180s", timeout=200)
 

@@ -23,6 +23,7 @@ from e2e.deployment.fleet import Fleet, is_ready
 from e2e.deployment.router_client import Request, RouterClient
 from e2e.deployment.traffic import Traffic, traffic
 from e2e.fleet.conftest import PROMPT
+from e2e.fleet.journal import Journal
 from sglang_rollout.api import ConditionType, SGLangRollout
 from sglang_rollout.api.names import FIELD_MANAGER, FIELD_MANAGER_STATUS
 from sglang_rollout.protocol.pod import ENGINE_PORT
@@ -43,28 +44,6 @@ request.add_header("Authorization", "Bearer " + record["dataKey"])
 paths = json.load(urllib.request.urlopen(request, timeout=20))["paths"]
 print(json.dumps([(method.upper(), path) for path, methods in paths.items() for method in methods]))
 """
-
-
-class Journal:
-    """Which checkpoint each version label stands for, in the order in which the fleet moved to them."""
-
-    def __init__(self) -> None:
-        self.models = {"1": "qwen3-v1"}
-
-    @property
-    def order(self) -> list[str]:
-        return list(self.models)
-
-    @property
-    def current(self) -> str:
-        return self.order[-1]
-
-    def next(self) -> tuple[str, str]:
-        """A new label for another checkpoint than the current one, and where engine pods see it."""
-        model = "qwen3-v2" if self.models[self.current] == "qwen3-v1" else "qwen3-v1"
-        label = str(len(self.models) + 1)
-        self.models[label] = model
-        return label, f"/models/{model}"
 
 
 @pytest.fixture(scope="module")
