@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import httpx
 
@@ -25,13 +25,20 @@ class EngineView:
         self._client = connection.client
         self._url = pod_url(namespace, pod, ENGINE_PORT)
 
-    async def until(self, path: str, status: int, seconds: float, every: float = ASK_SECONDS) -> float:
+    async def answers(self, path: str, status: int, seconds: float, every: float = ASK_SECONDS) -> float:
         """When GET `path` was first answered with this HTTP status, in monotonic seconds. Raises DeploymentError."""
+        return await self._until(path, lambda found: found == status, seconds, every)
+
+    async def is_lost(self, seconds: float) -> float:
+        """When it first did not answer /health well: the API server says so for an engine that is gone."""
+        return await self._until("/health", lambda found: found != RUNNING, seconds, ASK_SECONDS)
+
+    async def _until(self, path: str, holds: Callable[[int], bool], seconds: float, every: float) -> float:
         deadline = time.monotonic() + seconds
         while True:
             found = await self._status(path)
             now = time.monotonic()
-            if found == status:
+            if holds(found):
                 return now
             if now > deadline:
                 raise DeploymentError(f"{self.pod} still answers {path} with {found} after {seconds:.0f} s")
@@ -47,4 +54,4 @@ class EngineView:
 
 async def all_are(engines: Sequence[EngineView], readiness: int, seconds: float = 60.0) -> float:
     """When the last of them answered /ready with PAUSED or RUNNING."""
-    return max(await asyncio.gather(*(one.until("/ready", readiness, seconds) for one in engines)))
+    return max(await asyncio.gather(*(one.answers("/ready", readiness, seconds) for one in engines)))

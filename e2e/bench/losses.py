@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from e2e.bench.engine_view import EngineView
+from e2e.bench.engine_view import RUNNING, EngineView
 from e2e.bench.figures import Section
 from e2e.bench.watched_fleet import WatchedFleet
 from e2e.cluster import Cluster, ClusterError
@@ -75,7 +75,7 @@ async def _process_killed(cluster: Cluster, connection: Connection, seen: Watche
     pod = await seen.fleet.pod(index)
     # The kill takes a second to arrive in the pod: the engine is lost when its answers end.
     killing = asyncio.create_task(asyncio.to_thread(kill_engine, cluster, pod))
-    lost = await _view(connection, seen, index).until("/health", 0, 60.0)
+    lost = await _view(connection, seen, index).is_lost(60.0)
     await killing
     return await _recovery(cluster, connection, seen, index, lost, before)
 
@@ -84,7 +84,9 @@ async def _recovery(
     cluster: Cluster, connection: Connection, seen: WatchedFleet, index: int, lost: float, before: EngineStatus
 ) -> Recovery:
     launched = await _launched(cluster, seen, index, before.start_id)
-    answering = asyncio.create_task(_view(connection, seen, index).until("/health", 200, START_SECONDS, ASK_SECONDS))
+    answering = asyncio.create_task(
+        _view(connection, seen, index).answers("/health", RUNNING, START_SECONDS, ASK_SECONDS)
+    )
 
     def routable(one: SGLangRollout) -> bool:
         engine = _engine(one, seen.fleet.name, index)
