@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 from e2e.cluster import Cluster
 from e2e.deployment.errors import DeploymentError
 
-# Ends SGLang's server, the launcher's (PID 1) first child, as the kernel's OOM killer would.
-_KILL_ENGINE = """
-import os, signal
+# Runs in the engine container. PID 1 is the launcher, its oldest child SGLang's server; `signal` goes to the server,
+# or to all of its processes.
+_SIGNAL = """
+import os, signal, sys
 def parent(pid):
     try:
-        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
+        return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
     except OSError:
-        return ""
-children = [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and parent(pid) == "1"]
-if children:
-    os.kill(min(children), signal.SIGKILL)
-    print(min(children))
+        return None
+parents = {int(pid): parent(pid) for pid in os.listdir("/proc") if pid.isdecimal()}
+server = min((pid for pid, above in parents.items() if above == 1), default=None)
+tree = [server] if server else []
+for pid in tree:
+    tree += [child for child, above in parents.items() if above == pid]
+number, all_of_it = int(sys.argv[1]), sys.argv[2] == "all"
+for pid in tree if all_of_it else tree[:1]:
+    os.kill(pid, number)
+    print(pid)
 """
 
 
@@ -35,8 +42,22 @@ def kill_container(cluster: Cluster, pod: dict[str, Any], container: str) -> Non
 
 
 def kill_engine(cluster: Cluster, pod: dict[str, Any]) -> None:
-    """SIGKILL the SGLang server in the engine container; the launcher, its parent, sees it die."""
+    """SIGKILL SGLang's server in the engine container, as the kernel's OOM killer would; the launcher sees it die."""
+    _signal(cluster, pod, signal.SIGKILL, "server")
+
+
+def freeze_engine(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """Stop all processes of SGLang: connections stay open and nothing answers, until `thaw_engine`."""
+    _signal(cluster, pod, signal.SIGSTOP, "all")
+
+
+def thaw_engine(cluster: Cluster, pod: dict[str, Any]) -> None:
+    """Let a frozen engine go on."""
+    _signal(cluster, pod, signal.SIGCONT, "all")
+
+
+def _signal(cluster: Cluster, pod: dict[str, Any], number: signal.Signals, which: str) -> None:
     meta = pod["metadata"]
-    words = ("-n", meta["namespace"], "exec", meta["name"], "-c", "engine", "--", "python3", "-c", _KILL_ENGINE)
-    if not cluster.kubectl(*words, timeout=60).strip():
+    words = ["-n", meta["namespace"], "exec", meta["name"], "-c", "engine", "--", "python3", "-c", _SIGNAL]
+    if not cluster.kubectl(*words, str(int(number)), which, timeout=60).strip():
         raise DeploymentError(f"pod {meta['name']} runs no SGLang server")

@@ -36,15 +36,16 @@ class Request:
 
 
 class RouterClient:
-    """Requests to one router's Service. Nothing is retried: every failure is seen."""
+    """Requests to one router, or to all behind a Service, at the paths below `url`. Nothing is retried: every failure
+    is seen."""
 
-    def __init__(self, connection: Connection, namespace: str, service: str, port: int = ROUTER_PORT) -> None:
+    def __init__(self, connection: Connection, url: str) -> None:
         self._client = connection.client
-        self._url = service_url(namespace, service, port)
+        self._url = url
 
     @classmethod
     def of_fleet(cls, connection: Connection, namespace: str, fleet: str) -> RouterClient:
-        return cls(connection, namespace, router_name(fleet))
+        return cls(connection, service_url(namespace, router_name(fleet), ROUTER_PORT))
 
     async def generate(self, request: Request | None = None, *, timeout: float = ANSWER_SECONDS) -> Answer:
         """Send one request and wait for its answer; what goes wrong is in the answer."""

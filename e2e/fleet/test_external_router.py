@@ -9,7 +9,7 @@ import pytest_asyncio
 
 from e2e.cluster import Cluster
 from e2e.deployment import answers, examples
-from e2e.deployment.connection import Connection, core_path
+from e2e.deployment.connection import Connection, core_path, service_url
 from e2e.deployment.fleet import Fleet
 from e2e.deployment.router_client import RouterClient
 from e2e.deployment.site import Site
@@ -35,7 +35,7 @@ async def fleet(connection: Connection, cluster: Cluster, namespace: str, where:
 
 @pytest.fixture
 def router(connection: Connection, namespace: str) -> RouterClient:
-    return RouterClient(connection, namespace, external_router.NAME)
+    return RouterClient(connection, service_url(namespace, external_router.NAME, external_router.PORT))
 
 
 async def test_the_engine_answers_through_their_router(fleet: Fleet, router: RouterClient) -> None:

@@ -9,7 +9,7 @@ from e2e.deployment import answers, examples
 from e2e.deployment.connection import Connection
 from e2e.deployment.fleet import Fleet
 from e2e.deployment.router_client import Request, RouterClient
-from e2e.deployment.traffic import Traffic, traffic
+from e2e.deployment.traffic import traffic
 from e2e.fleet.conftest import PROMPT
 from sglang_rollout.api import SGLangRollout
 
@@ -75,8 +75,9 @@ async def test_losing_either_pod_recreates_both(fleet: Fleet, router: RouterClie
     after = await fleet.engine(0)
     assert after.incarnation > before.incarnation
     assert len(after.pod_uids) == 2
-    check_versions(seen)
-
-
-def check_versions(seen: Traffic) -> None:
     assert answers.versions(seen.answers).keys() == {"2"}
+
+
+async def test_nothing_is_left_of_a_deleted_fleet(fleet: Fleet) -> None:
+    await fleet.delete()
+    await fleet.until_gone(timeout=120)
