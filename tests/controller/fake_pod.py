@@ -19,8 +19,9 @@ from sglang_rollout.serving.trust import bearer_token
 
 
 class FakePod:
-    """heard: every desired state that was accepted; serials: theirs. check_token: raises Refusal for a token that it does
-    not like.
+    """heard: every desired state that was accepted; serials: theirs.
+
+    check_token: raises Refusal for a token that it does not like.
 
     delay: seconds before any PUT is answered. term: the highest lease term seen.
     """
