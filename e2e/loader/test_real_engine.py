@@ -119,7 +119,10 @@ def pod(request: pytest.FixtureRequest) -> Iterator[Pod]:
 def test_versions_there_and_back(pod: Pod) -> None:
     first = pod.checksum()
     one, two = pod.read("qwen3-v1", "v1"), pod.read("qwen3-v2", "v2")
-    assert all(report.good for report in pod.hook(Action.REGISTER))
+    for report in pod.hook(Action.REGISTER):
+        assert report.good, report.problem
+        assert report.layouts == (one.layout,)
+        assert "ready" in report.seconds  # its loading is nothing but copies
     before, _ = pod.tokens()
     reports = pod.commit(two, "v2")
     assert [report.compared == "equal" for report in reports] == [pod.tp == 1] * pod.tp
@@ -167,10 +170,10 @@ def _damaged(pod: Pod, fault: str) -> tuple[str, str]:
         rows, columns = tensors[name].shape
         tensors[name] = Tensor(name, tensors[name].dtype, (rows, columns // 2))
         sentence = f"cannot load tensor {name}"
-    with pod.stage.write(pod.stage.free_slot(good.root).name, BLAKE2B) as writer:
-        with writer.fill(writer.place(bucket_of(list(tensors.values())))) as view:
-            view[:] = bytes(len(view))
-        return writer.seal("bad").root, sentence
+    writer = pod.stage.write(pod.stage.free_slot(good.root).name, BLAKE2B)
+    with writer.fill(writer.place(bucket_of(list(tensors.values())))) as view:
+        view[:] = bytes(len(view))
+    return writer.seal("bad").root, sentence
 
 
 def test_a_stranger_s_payload_changes_nothing(pod: Pod) -> None:

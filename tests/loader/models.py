@@ -43,8 +43,44 @@ class FusedModel(torch.nn.Module):  # type: ignore[misc]
                 target.copy_(shard)
             elif name == "norm":
                 self.norm.data.copy_(loaded)
+                self.norm[8:].data.fill_(0)
             elif name == "head" and self.head is not self.embed:
                 self.head.data[:] = loaded
+
+    def doubled(self) -> Any:
+        return self.norm.data * 2
+
+
+class TurningModel(FusedModel):
+    """Stores its output layer the other way round: a view of what is loaded, still only a copy."""
+
+    def load_weights(self, weights: Named) -> None:
+        def turned() -> Named:
+            for name, loaded in weights:
+                if name == "head":
+                    self.head.data.view(8, 16).copy_(loaded.t())
+                else:
+                    yield name, loaded
+
+        super().load_weights(turned())
+
+
+class DerivingModel(FusedModel):
+    """Computes something from its new weights, as those with absorbed projections do."""
+
+    def load_weights(self, weights: Named) -> None:
+        super().load_weights(weights)
+        self.twice = self.norm.data * 2
+
+    def doubled(self) -> Any:
+        return self.twice
+
+
+class ConvertingModel(FusedModel):
+    """Changes values on the way."""
+
+    def load_weights(self, weights: Named) -> None:
+        super().load_weights((name, loaded + 1 if name == "norm" else loaded) for name, loaded in weights)
 
 
 class ThreadedModel(FusedModel):

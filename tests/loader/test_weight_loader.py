@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_rollout.engine.loader.copies import RehearsalImpossible, rehearse
 from sglang_rollout.engine.loader.obey import LoaderState, obey
+from sglang_rollout.engine.loader.rehearsal import RehearsalImpossible, rehearse
 from sglang_rollout.engine.weight_loader import load
 from sglang_rollout.transfer.digests import BLAKE2B
 from sglang_rollout.transfer.hook_call import Action, HookCall
@@ -21,7 +21,7 @@ from sglang_rollout.transfer.stage import Stage, reserve_host
 from sglang_rollout.transfer.stage_index import ENV_FOLDER
 from tests.transfer.weights import finite_bytes
 
-from .models import FusedModel, ReadingModel, ThreadedModel
+from .models import ConvertingModel, DerivingModel, FusedModel, ReadingModel, ThreadedModel, TurningModel
 
 SHAPES = {
     "embed.weight": Tensor("embed.weight", "BF16", (16, 8)),
@@ -41,12 +41,12 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 
 def staged(stage: Stage, version: str, shapes: Mapping[str, Tensor] = SHAPES, seed: int = 0) -> Manifest:
     slot = stage.free_slot("").name
-    with stage.write(slot, BLAKE2B) as writer:
-        for bucket in plan_buckets(shapes.values(), 300):
-            with writer.fill(writer.place(bucket)) as view:
-                for tensor, offset in bucket.placed():
-                    view[offset : offset + tensor.size] = finite_bytes(tensor, seed + sum(tensor.name.encode()))
-        return writer.seal(version)
+    writer = stage.write(slot, BLAKE2B)
+    for bucket in plan_buckets(shapes.values(), 300):
+        with writer.fill(writer.place(bucket)) as view:
+            for tensor, offset in bucket.placed():
+                view[offset : offset + tensor.size] = finite_bytes(tensor, seed + sum(tensor.name.encode()))
+    return writer.seal(version)
 
 
 def called(
@@ -193,11 +193,11 @@ def test_a_call_for_another_model_is_not_answered(stage: Stage) -> None:
 def test_the_stage_given_up_in_the_middle_is_a_failure(stage: Stage) -> None:
     root = staged(stage, "v1").root
 
-    class Slow(FusedModel):
+    class Slow(ReadingModel):  # whose own load_weights is called each time
         def load_weights(self, weights: object) -> None:
             super().load_weights(weights)  # type: ignore[arg-type]
             if next(iter(self.parameters())).data_ptr() and self.armed:
-                stage.write("a", BLAKE2B).__exit__(None, None, None)
+                stage.write("a", BLAKE2B)
 
         armed = False
 
@@ -231,3 +231,50 @@ def test_it_never_raises(stage: Stage, names: list[str], capfd: pytest.CaptureFi
 def test_models_that_cannot_be_watched_say_so() -> None:
     with pytest.raises(RehearsalImpossible):
         rehearse(ReadingModel(), SHAPES.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_copies"),
+    [(FusedModel, True), (TurningModel, True), (DerivingModel, False), (ConvertingModel, False)],
+)
+def test_recorded_copies_do_what_the_model_does(stage: Stage, kind: type[FusedModel], by_copies: bool) -> None:
+    """What is more than copies is left to the model's own loading."""
+    one, two = staged(stage, "v1", seed=1), staged(stage, "v2", seed=2)
+    model, state = kind(), LoaderState()
+    assert called(model, Action.REGISTER, state=state).layouts == (one.layout,)
+    for manifest, seed in ((one, 1), (two, 2), (one, 1)):
+        report = called(model, Action.CHECK, manifest.root, state)
+        assert ("ready" in report.seconds) is by_copies
+        report = called(model, Action.APPLY, manifest.root, state)
+        assert report.good, report.problem
+        assert (report.compared == "equal") is (kind is FusedModel)
+        own = kind()
+        own.load_weights((name, as_tensor(tensor, seed)) for name, tensor in SHAPES.items())
+        assert same(contents(model), contents(own))
+        assert torch.equal(model.doubled(), own.doubled())
+
+
+def as_tensor(tensor: Tensor, seed: int) -> torch.Tensor:
+    data = bytearray(finite_bytes(tensor, seed + sum(tensor.name.encode())))
+    kind = torch.float32 if tensor.dtype == "F32" else torch.bfloat16
+    return torch.frombuffer(data, dtype=kind).view(tensor.shape)
+
+
+def test_replaced_parameters_are_found_again(stage: Stage) -> None:
+    root = staged(stage, "v1").root
+    model, state = FusedModel(), LoaderState()
+    assert called(model, Action.APPLY, root, state).good
+    expected = contents(model)
+    model.qkv = torch.nn.Parameter(torch.zeros_like(model.qkv), requires_grad=False)
+    assert called(model, Action.APPLY, root, state).good
+    assert same(contents(model), expected)
+
+
+def test_a_stage_that_was_made_anew_is_mapped_anew(stage: Stage) -> None:
+    model, state = FusedModel(), LoaderState()
+    assert called(model, Action.APPLY, staged(stage, "v1", seed=1).root, state).good
+    other = reserve_host(stage.folder, 1 << 17, 2)
+    assert called(model, Action.APPLY, staged(other, "v2", seed=2).root, state).good
+    whole = FusedModel()
+    whole.load_weights((name, as_tensor(tensor, 2)) for name, tensor in SHAPES.items())
+    assert same(contents(model), contents(whole))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_rollout.transfer.digests import ALGORITHMS, BLAKE2B, UnknownDigest, digest
 from sglang_rollout.transfer.dtypes import DTYPES
-from sglang_rollout.transfer.host_checks import CHUNK, nonfinite, nonfinite_tensors, word_sum
+from sglang_rollout.transfer.host_checks import CHUNK, check_bucket, nonfinite, word_sum
 from sglang_rollout.transfer.manifest import Tensor, bucket_of
 
 
@@ -59,7 +59,16 @@ def test_whole_numbers_are_always_finite(dtype: str) -> None:
 def test_tensors_with_bad_values_are_named() -> None:
     bucket = bucket_of([Tensor("a", "F32", (2,)), Tensor("b", "BF16", (2,)), Tensor("c", "BF16", (0,))])
     data = struct.pack("<2f", 1, float("inf")) + b"\x80\x7f\x80\x7f"
-    assert nonfinite_tensors(memoryview(data), bucket) == {"a": 1, "b": 2}
+    assert check_bucket(memoryview(data), bucket, BLAKE2B).nonfinite == {"a": 1, "b": 2}
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 9))
+def test_one_pass_finds_what_each_check_alone_does(lengths: list[int], seed: int) -> None:
+    bucket = bucket_of([Tensor(str(number), "U8", (8 * length,)) for number, length in enumerate(lengths)])
+    data = memoryview(np.random.default_rng(seed).bytes(bucket.size))
+    checked = check_bucket(data, bucket, BLAKE2B)
+    assert checked.digest == digest(BLAKE2B, data)
+    assert checked.word_sum == word_sum(data)
 
 
 @given(st.lists(st.binary(min_size=8, max_size=8)), st.randoms())

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 XXH3 = "xxh3-128"
 BLAKE2B = "blake2b-128"
-CHUNK = 16 << 20
 
 
 class Hash(Protocol):
@@ -34,11 +33,15 @@ ALGORITHMS = _algorithms()
 """By name, the fastest first."""
 
 
-def digest(algorithm: str, data: memoryview) -> str:
-    """Raises UnknownDigest. Releases the interpreter while it works."""
+def new_hash(algorithm: str) -> Hash:
+    """Raises UnknownDigest."""
     if algorithm not in ALGORITHMS:
         raise UnknownDigest(f"digest {algorithm!r} cannot be computed here: use one of {', '.join(ALGORITHMS)}")
-    state = ALGORITHMS[algorithm]()
-    for begin in range(0, len(data), CHUNK):
-        state.update(data[begin : begin + CHUNK])
+    return ALGORITHMS[algorithm]()
+
+
+def digest(algorithm: str, data: memoryview) -> str:
+    """Raises UnknownDigest."""
+    state = new_hash(algorithm)
+    state.update(data)
     return state.hexdigest()

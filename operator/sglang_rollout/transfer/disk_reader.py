@@ -52,9 +52,9 @@ def stage_checkpoint(stage: Stage, slot: str, reading: Reading) -> Manifest:
         if wrong:
             raise BytesRefused("; ".join(wrong))
     buckets = list(plan_buckets(offered.values(), reading.bucket_bytes))
-    with stage.write(slot, reading.algorithm, allow_nonfinite=reading.allow_nonfinite) as writer:
-        _fill(writer, buckets, stored, reading)
-        return writer.seal(reading.version)
+    writer = stage.write(slot, reading.algorithm, allow_nonfinite=reading.allow_nonfinite)
+    _fill(writer, buckets, stored, reading)
+    return writer.seal(reading.version)
 
 
 def _fill(writer: StageWriter, buckets: list[Bucket], stored: Mapping[str, StoredTensor], reading: Reading) -> None:

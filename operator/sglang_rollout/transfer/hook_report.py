@@ -17,7 +17,9 @@ FOLDER = "reports"
 class HookReport:
     """`written`: bytes may have been copied into the model, so that a failure leaves it mixed. `problem` is empty when
     all is well. `notes` are no failures. `compared` says whether the parameters' sum was held against the stage's:
-    "equal", "different", or why it was not. `sums_digest` is equal for ranks of equal layout and weights."""
+    "equal", "different", or why it was not. `sums_digest` is equal for ranks of equal sharding and
+    weights. `layouts` (Manifest.layout) are those that this rank's model is known to take whole: with one of them, and
+    slots that were registered, an APPLY without a CHECK before it can be refused for nothing but the root."""
 
     transaction: str
     action: str
@@ -32,6 +34,7 @@ class HookReport:
     notes: tuple[str, ...] = ()
     compared: str = ""
     sums_digest: str = ""
+    layouts: tuple[str, ...] = ()
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -58,6 +61,6 @@ def read_reports(folder: Path, transaction: str, action: str) -> list[HookReport
 def _read(path: Path) -> HookReport | None:
     try:
         value: dict[str, Any] = json.loads(path.read_bytes())
-        return HookReport(**{**value, "notes": tuple(value["notes"])})
+        return HookReport(**{**value, "notes": tuple(value["notes"]), "layouts": tuple(value["layouts"])})
     except (OSError, ValueError, KeyError, TypeError):
         return None  # of another release, or being removed: a missing report is the caller's business

@@ -3,8 +3,11 @@ held against. NumPy, in pieces that stay in the processor's cache."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from .digests import new_hash
 from .dtypes import DTYPES
 from .manifest import Bucket
 
@@ -32,14 +35,28 @@ def nonfinite(data: memoryview, dtype: str) -> int:
     return found
 
 
-def nonfinite_tensors(data: memoryview, bucket: Bucket) -> dict[str, int]:
-    """Counts by name, of the tensors that have any."""
-    counts = {
-        tensor.name: nonfinite(data[offset : offset + tensor.size], tensor.dtype)
-        for tensor, offset in bucket.placed()
-        if tensor.size
-    }
-    return {name: count for name, count in counts.items() if count}
+@dataclass(frozen=True)
+class Checked:
+    """Of one bucket's bytes. `nonfinite`: counts by name, of the tensors that have any."""
+
+    digest: str
+    nonfinite: dict[str, int]
+    word_sum: int
+
+
+def check_bucket(data: memoryview, bucket: Bucket, algorithm: str) -> Checked:
+    """All of it in one pass over memory. Raises UnknownDigest."""
+    state = new_hash(algorithm)
+    bad: dict[str, int] = {}
+    total = 0
+    for tensor, offset in bucket.placed():
+        for begin in range(offset, offset + tensor.size, CHUNK):
+            piece = data[begin : min(begin + CHUNK, offset + tensor.size)]
+            state.update(piece)
+            total += word_sum(piece)
+            if count := nonfinite(piece, tensor.dtype):
+                bad[tensor.name] = bad.get(tensor.name, 0) + count
+    return Checked(state.hexdigest(), bad, total % (1 << 64))
 
 
 def word_sum(data: memoryview) -> int:

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -81,15 +82,21 @@ class Manifest:
         """By name, without the aliases."""
         return {tensor.name: tensor for bucket in self.buckets for tensor in bucket.tensors}
 
-    @property
+    @cached_property
     def root(self) -> str:
         """Digest of all of it, the buckets' digests included: the name of these bytes."""
-        return hashlib.blake2b(self.to_json(), digest_size=32).hexdigest()
+        return root_of(self.to_json())
 
-    @property
+    @cached_property
     def layout(self) -> str:
         """Digest of names, shapes and element types alone: equal for the versions of one model."""
         words = [[t.name, t.dtype, list(t.shape)] for bucket in self.buckets for t in bucket.tensors]
+        return hashlib.blake2b(_canonical(words), digest_size=16).hexdigest()
+
+    @cached_property
+    def placing(self) -> str:
+        """Digest of where everything lies in a slot."""
+        words = [self.layout, [len(bucket.tensors) for bucket in self.buckets]]
         return hashlib.blake2b(_canonical(words), digest_size=16).hexdigest()
 
     def to_json(self) -> bytes:
@@ -128,6 +135,10 @@ class Manifest:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ManifestRefused(f"the manifest has another form than expected: {error!r}") from error
+
+
+def root_of(manifest_json: bytes) -> str:
+    return hashlib.blake2b(manifest_json, digest_size=32).hexdigest()
 
 
 def tensor_of(name: Any, dtype: Any, shape: Any) -> Tensor:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from .comparison import some
 from .cuda_driver import CudaDriver
-from .digests import digest
-from .host_checks import nonfinite_tensors, word_sum
+from .host_checks import check_bucket
 from .manifest import Bucket, Manifest
 from .regions import DeviceRegion, HostRegion, open_region, reserve_file
 from .stage_index import (
@@ -74,6 +72,7 @@ class Stage:
         self.folder = folder
         self._driver = driver
         self._index = read_index(folder)
+        self._opened: dict[str, list[HostRegion | DeviceRegion]] = {}
 
     @property
     def slots(self) -> tuple[SlotEntry, ...]:
@@ -91,7 +90,20 @@ class Stage:
     def write(self, slot: str, algorithm: str, *, allow_nonfinite: bool = False) -> StageWriter:
         """From here on the slot holds nothing until it is sealed. No engine may be applying it."""
         self._note(slot, None)
-        return StageWriter(self, self._index.slot(slot), algorithm, self._driver, allow_nonfinite)
+        return StageWriter(self, self._index.slot(slot), algorithm, allow_nonfinite)
+
+    def regions(self, slot: SlotEntry) -> list[HostRegion | DeviceRegion]:
+        """Opened once and kept: touching every page of a fresh mapping takes longer than reading into it."""
+        if slot.name not in self._opened:
+            self._opened[slot.name] = [open_region(self.folder, region, self._driver) for region in slot.regions]
+        return self._opened[slot.name]
+
+    def close(self) -> None:
+        """What is sealed stays."""
+        for regions in self._opened.values():
+            for region in regions:
+                region.close()
+        self._opened.clear()
 
     def seal(self, slot: SlotEntry, version: str, manifest: Manifest, total: int | None) -> None:
         write_whole(self.folder / slot.manifest_file, manifest.to_json())
@@ -106,9 +118,7 @@ class Stage:
 class StageWriter:
     """Fills one slot. Buckets are placed in the order of place(), and may be filled by several threads."""
 
-    def __init__(
-        self, stage: Stage, slot: SlotEntry, algorithm: str, driver: CudaDriver | None, allow_nonfinite: bool
-    ) -> None:
+    def __init__(self, stage: Stage, slot: SlotEntry, algorithm: str, allow_nonfinite: bool) -> None:
         self._stage = stage
         self._slot = slot
         self._algorithm = algorithm
@@ -118,21 +128,8 @@ class StageWriter:
         self._digests: dict[int, str] = {}
         self._total = 0
         self._lock = threading.Lock()
-        self._open = ExitStack()
-        self._regions: list[HostRegion | DeviceRegion] = []
-        for region in slot.regions:
-            opened = open_region(stage.folder, region, driver)
-            self._open.callback(opened.close)
-            self._regions.append(opened)
+        self._regions = stage.regions(slot)
         self.nonfinite: dict[str, int] = {}
-
-    def __enter__(self) -> StageWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
 
     def place(self, bucket: Bucket) -> int:
         """The bucket's number. Raises StageUnusable when the slot is full."""
@@ -147,21 +144,19 @@ class StageWriter:
         bucket, region, offset = self._places[number]
         with self._regions[region].window(offset, bucket.size) as view:
             yield view
-            found = digest(self._algorithm, view)
-            if bucket.digest and bucket.digest != found:
+            found = check_bucket(view, bucket, self._algorithm)
+            if bucket.digest and bucket.digest != found.digest:
                 raise BytesRefused(
-                    f"bucket {number}, of tensors {some(t.name for t in bucket.tensors)}, has digest {found} and was "
-                    f"announced with {bucket.digest}"
+                    f"bucket {number}, of tensors {some(t.name for t in bucket.tensors)}, has digest {found.digest} "
+                    f"and was announced with {bucket.digest}"
                 )
-            bad = nonfinite_tensors(view, bucket)
-            if bad and not self._allow_nonfinite:
-                counts = some((f"{name} ({count})" for name, count in bad.items()))
+            if found.nonfinite and not self._allow_nonfinite:
+                counts = some(f"{name} ({count})" for name, count in found.nonfinite.items())
                 raise BytesRefused(f"values that are Inf or NaN, of which the engine would die, in tensors {counts}")
-            total = word_sum(view)
         with self._lock:
-            self._digests[number] = found
-            self._total = (self._total + total) % (1 << 64)
-            self.nonfinite |= bad
+            self._digests[number] = found.digest
+            self._total = (self._total + found.word_sum) % (1 << 64)
+            self.nonfinite |= found.nonfinite
 
     def seal(self, version: str, *, root: str = "", aliases: Mapping[str, str] | None = None) -> Manifest:
         """The slot now holds `version`. Raises BytesRefused when a bucket is missing or the whole is not `root`

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .manifest import Bucket, Manifest, ManifestRefused
+from .manifest import Bucket, Manifest, ManifestRefused, root_of
 
 FORMAT = 1
 INDEX = "index.json"
@@ -108,14 +108,15 @@ def read_manifest(folder: Path, slot: SlotEntry) -> Manifest:
     if slot.sealed is None:
         raise StageUnusable(f"slot {slot.name} holds nothing")
     try:
-        manifest = Manifest.from_json((folder / slot.manifest_file).read_bytes())
+        data = (folder / slot.manifest_file).read_bytes()
+        found = root_of(data)
+        if found != slot.sealed.root:
+            raise StageUnusable(
+                f"the manifest of slot {slot.name} has digest {found[:12]}, the index says {slot.sealed.root[:12]}"
+            )
+        return Manifest.from_json(data)
     except (OSError, ManifestRefused) as error:
         raise StageUnusable(f"the manifest of slot {slot.name} cannot be read: {error}") from error
-    if manifest.root != slot.sealed.root:
-        raise StageUnusable(
-            f"the manifest of slot {slot.name} has digest {manifest.root[:12]}, the index says {slot.sealed.root[:12]}"
-        )
-    return manifest
 
 
 def write_whole(path: Path, data: bytes) -> None:

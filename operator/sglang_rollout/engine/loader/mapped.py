@@ -35,6 +35,7 @@ class MappedStage:
         self._device = device
         self._driver: CudaDriver | None = None
         self._mapped: dict[tuple[str, int], _Mapping] = {}
+        self._generations: dict[str, int] = {}
 
     def map(self, slot: SlotEntry, *, pin: bool) -> None:
         """Raises StageUnusable, CudaError."""
@@ -47,6 +48,11 @@ class MappedStage:
             if known is not None:
                 self._forget(key, known)
             self._mapped[key] = self._open(region, identity, pin)
+            self._generations[slot.name] = self._generations.get(slot.name, 0) + 1
+
+    def generation(self, slot: SlotEntry) -> int:
+        """Another number whenever the slot has been mapped anew: views from before are of no use."""
+        return self._generations[slot.name]
 
     def on_host(self, slot: SlotEntry) -> bool:
         return all(region.path for region in slot.regions)

@@ -25,22 +25,26 @@ from sglang_rollout.transfer.stage_index import (
     read_manifest,
 )
 
-from .copies import RehearsalImpossible, rehearse, unblocked_copies
 from .mapped import MappedStage
-from .sums import parameter_sums, sums_digest, whole_sum
+from .parameters import sums_digest, whole_sum
+from .plans import LoadPlan, ModelPlans
 
 
 class LoadRefused(Exception):
     """The model cannot take the weights, or has not taken them; the sentence says why."""
 
 
+MANIFESTS = 4  # parsed ones that are kept
+
+
 @dataclass
 class LoaderState:
-    """What one process keeps between calls. Rehearsed layouts by model and digest: loading is a function of names,
-    shapes and types, so what went well once need not be proven inside every pause."""
+    """What one process keeps between calls: a pause is too short to find it all out again. Models by id, manifests by
+    root."""
 
     stage: MappedStage | None = None
-    rehearsed: dict[tuple[int, str], tuple[str, ...]] = field(default_factory=dict)
+    models: dict[int, ModelPlans] = field(default_factory=dict)
+    manifests: dict[str, Manifest] = field(default_factory=dict)
 
 
 _STATE = LoaderState()
@@ -71,6 +75,7 @@ def obey(model: Any, names: Sequence[str], state: LoaderState = _STATE) -> HookR
         notes=tuple(work.notes),
         compared=work.compared,
         sums_digest=work.sums_digest,
+        layouts=work.layouts,
         seconds=work.seconds,
     )
     write_report(folder, report)
@@ -94,84 +99,105 @@ class Work:
 
     def register(self) -> None:
         index = read_index(self._folder)
-        stage = self._stage()
-        with self._timed("map"):
-            for slot in index.slots:
-                stage.map(slot, pin=self._device.type == "cuda")
         for slot in index.slots:
-            if slot.sealed is not None:
-                self._rehearse(read_manifest(self._folder, slot))
+            self._map(slot)
+        for held in index.slots:
+            if held.sealed is not None:
+                manifest = self._manifest(held)
+                plan = self._plan(manifest)
+                for slot in index.slots:
+                    self._make_ready(plan, slot, manifest)
 
     def check(self) -> None:
         slot, manifest = self._find()
-        with self._timed("map"):
-            self._stage().map(slot, pin=self._device.type == "cuda")
-        self._rehearse(manifest)
+        self._make_ready(self._plan(manifest), slot, manifest)
 
     def apply(self) -> None:
         slot, manifest = self._find()
-        stage = self._stage()
-        with self._timed("map"):
-            stage.map(slot, pin=self._device.type == "cuda")
-        notes = self._rehearse(manifest)
+        plan = self._plan(manifest)
         with self._timed("wait"):
             self._synchronize()  # a forward pass may be under way: an in-place pause does not wait for it
         self.written = True
         with self._timed("copy"):
-            with unblocked_copies(stage.on_host(slot) and self._device.type == "cuda"):
-                self._model.load_weights(stage.tensors(slot, manifest))
+            self._plans().load(plan, self._stage(), slot, manifest, self._device.type == "cuda")
             self._synchronize()
         if read_index(self._folder).slot(slot.name).sealed != slot.sealed:
             raise LoadRefused("the stage was given up while it was being loaded: load it again")
         if self._call.sums:
-            self._compare(slot, exact=not notes)
+            self._compare(slot, plan)
 
     def sums(self) -> None:
         with self._timed("sums"):
-            self.sums_digest = sums_digest(parameter_sums(self._model))
+            self.sums_digest = sums_digest(self._plans().parameters.sums())
 
     def _find(self) -> tuple[SlotEntry, Manifest]:
         with self._timed("find"):
             slot = read_index(self._folder).holding(self._call.root)
-            return slot, read_manifest(self._folder, slot)
+            manifest = self._manifest(slot)
+        self._map(slot)
+        return slot, manifest
+
+    def _manifest(self, slot: SlotEntry) -> Manifest:
+        known = self._state.manifests
+        root = slot.sealed.root if slot.sealed else ""
+        if root not in known:
+            manifest = read_manifest(self._folder, slot)
+            while len(known) >= MANIFESTS:
+                del known[next(iter(known))]
+            known[root] = manifest
+        return known[root]
 
     def _stage(self) -> MappedStage:
         if self._state.stage is None or self._state.stage.folder != self._folder:
             self._state.stage = MappedStage(self._folder, self._device)
         return self._state.stage
 
-    def _rehearse(self, manifest: Manifest) -> tuple[str, ...]:
-        """Loads without writing, once for each layout. Raises LoadRefused."""
-        key = (id(self._model), manifest.layout)
-        if key not in self._state.rehearsed:
-            with self._timed("rehearse"):
-                try:
-                    outcome = rehearse(self._model, manifest.tensors.values())
-                except RehearsalImpossible as reason:
-                    self._state.rehearsed[key] = (f"whether the model can take every tensor was not tried: {reason}",)
-                else:
-                    if outcome.problems:
-                        raise LoadRefused("; ".join(outcome.problems))
-                    self._state.rehearsed[key] = outcome.notes
-        notes = self._state.rehearsed[key]
-        self.notes.extend(notes)
-        return notes
+    def _map(self, slot: SlotEntry) -> None:
+        with self._timed("map"):
+            self._stage().map(slot, pin=self._device.type == "cuda")
 
-    def _compare(self, slot: SlotEntry, *, exact: bool) -> None:
+    def _plans(self) -> ModelPlans:
+        known = self._state.models.get(id(self._model))
+        if known is None or known.model is not self._model or not known.parameters.unmoved():
+            known = self._state.models[id(self._model)] = ModelPlans(self._model)
+        return known
+
+    def _plan(self, manifest: Manifest) -> LoadPlan:
+        """Tries loading without writing, once for each layout. Raises LoadRefused."""
+        begin = time.perf_counter()
+        plan, made = self._plans().plan(manifest)
+        if made:
+            self.seconds["rehearse"] = round(time.perf_counter() - begin, 6)
+        if plan.outcome is not None and plan.outcome.problems:
+            raise LoadRefused("; ".join(plan.outcome.problems))
+        self.notes = list(plan.notes)
+        return plan
+
+    def _make_ready(self, plan: LoadPlan, slot: SlotEntry, manifest: Manifest) -> None:
+        if plan.by_copies:
+            with self._timed("ready"):
+                self._plans().make_ready(plan, self._stage(), slot, manifest)
+
+    def _compare(self, slot: SlotEntry, plan: LoadPlan) -> None:
         with self._timed("sums"):
-            sums = parameter_sums(self._model)
+            sums = self._plans().parameters.sums()
             self.sums_digest = sums_digest(sums)
         total = whole_sum(sums)
         staged = slot.sealed.word_sum if slot.sealed else None
         if _world()[1] != 1:
             self.compared = "not held against the stage: this rank has a part of it"
-        elif staged is None or total is None or not exact:
+        elif staged is None or total is None or plan.outcome is None or not plan.outcome.keeps_words:
             self.compared = "not held against the stage: not all bytes are loaded as they are"
         elif total == staged:
             self.compared = "equal"
         else:
             self.compared = "different"
             raise LoadRefused("the model's bytes are not the staged ones after loading them: their sums differ")
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        known = self._state.models.get(id(self._model))
+        return known.layouts if known is not None else ()
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
