@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from sglang_rollout.transfer.hook_call import Action
-from sglang_rollout.transfer.stage import Stage
 
 from .engine import Engine, EngineFailed
 from .preparation import VERSIONS, Prepared, checkpoint, read_into, use_medium
@@ -41,6 +40,7 @@ class Measurements:
         self._engine = engine
         self._streams = streams
         self._prepared = prepared
+        self._host = prepared.host
         self._sums: dict[str, str] = {}
         self._serves = ""
         self.base = 0.0
@@ -98,12 +98,13 @@ class Measurements:
     # --- what is measured ---
 
     def baseline(self) -> None:
-        self.base = self._streams.rate(6.0)
+        self.base = self._streams.steady_rate()
         print(f"decode x{self._settings.streams}: {self.base:.0f} tok/s", flush=True)
-        now = time.monotonic()
-        time.sleep(self._settings.settle)
-        seen = self._streams.around(now, now, self.base)
-        self.rows.append(Row("no event", "", 0.0, seen.gap, seen.lost, 0.0, {}, ""))
+        for _ in range(self._settings.repeats):
+            now = time.monotonic()
+            time.sleep(self._settings.settle)
+            seen = self._streams.around(now, now, self.base)
+            self.rows.append(Row("no event", "", 0.0, seen.gap, seen.lost, 0.0, {}, ""))
         for mode in (RETRACT, IN_PLACE) * self._settings.repeats:
             self._event("pause and continue", mode, lambda parts: None)
 
@@ -114,23 +115,25 @@ class Measurements:
         if report.problem:
             raise EngineFailed(f"register: {report.problem}")
         for mode in (RETRACT, IN_PLACE):
-            for sums in (True, False):
+            for checked, sums in ((True, True), (False, True), (False, False)):
+                name = f"staged on {medium}: {'check, ' if checked else ''}apply{', sums' if sums else ''}"
                 for _ in range(self._settings.repeats):
-                    name = f"staged on {medium}" + ("" if sums else ", without sums")
-                    self._event(name, mode, partial(self._commit, sums=sums), self._next)
+                    self._event(name, mode, partial(self._commit, checked=checked, sums=sums), self._next)
         return report.seconds
 
     @property
     def _next(self) -> str:
         return VERSIONS[0] if self._serves == VERSIONS[1] else VERSIONS[1]
 
-    def _commit(self, parts: dict[str, float], *, sums: bool) -> None:
+    def _commit(self, parts: dict[str, float], *, checked: bool, sums: bool) -> None:
         version = self._other()
         root = self._prepared.roots[version]
         self._timed(parts, "begin", self._engine.begin)
-        check = self._timed(parts, "check", lambda: self._engine.hook(Action.CHECK, root, version))
-        if check.problem:
-            raise EngineFailed(f"check: {check.problem}")
+        if checked:
+            check = self._timed(parts, "check", lambda: self._engine.hook(Action.CHECK, root, version))
+            if check.problem:
+                raise EngineFailed(f"check: {check.problem}")
+            parts |= {f"check/{name}": seconds for name, seconds in check.seconds.items()}
         applied = self._timed(parts, "apply", lambda: self._engine.hook(Action.APPLY, root, version, sums=sums))
         if applied.problem:
             raise EngineFailed(f"apply: {applied.problem}")
@@ -154,7 +157,7 @@ class Measurements:
 
     def read_beside_decoding(self) -> dict[str, float]:
         """A checkpoint into the host stage while the streams run."""
-        stage = Stage(self._settings.work / "host")
+        stage = self._host
         slot = next(s.name for s in stage.slots if s.sealed is not None and s.sealed.version != self._serves)
         begin = time.monotonic()
         read_into(self._settings, stage, slot, self._next)
@@ -221,10 +224,6 @@ class Measurements:
             gc.collect()
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
-
-    def serves(self, version: str) -> None:
-        """Another way than ours has brought `version` in."""
-        self._serves = version
 
     def table(self) -> list[dict[str, Any]]:
         return [asdict(row) for row in self.rows]

@@ -21,6 +21,9 @@ def used_gibibytes() -> float:
 
 def release_and_resume(engine: Engine, prepared: Prepared, version: str) -> dict[str, Any]:
     """With nothing running. Weights come back empty and are loaded again from the stage."""
+    root = prepared.roots[version]
+    _load(engine, Action.REGISTER)
+    _load(engine, Action.APPLY, root, version)
     found: dict[str, Any] = {"checksum before": engine.checksum(), "GiB before": used_gibibytes()}
     steps = (
         ("release", ["kv_cache", "cuda_graph"]),
@@ -35,12 +38,9 @@ def release_and_resume(engine: Engine, prepared: Prepared, version: str) -> dict
         found[f"{words}, ms"] = round((time.monotonic() - begin) * 1e3, 1)
         time.sleep(0.5)
         found[f"{words}, GiB after"] = used_gibibytes()
-    engine.begin()
     begin = time.monotonic()
-    report = engine.hook(Action.APPLY, prepared.roots[version], version)
+    found["load again"] = _load(engine, Action.APPLY, root, version)
     found["load again, ms"] = round((time.monotonic() - begin) * 1e3, 1)
-    engine.end()
-    found["load again"] = report.problem or report.compared
     found["checksum after"] = engine.checksum()
     found["checksums equal"] = found["checksum after"] == found["checksum before"]
     found["generates"] = generates(engine)
@@ -49,16 +49,22 @@ def release_and_resume(engine: Engine, prepared: Prepared, version: str) -> dict
 
 def holder_killed(engine: Engine, prepared: Prepared, version: str, holder: subprocess.Popen[bytes]) -> dict[str, Any]:
     """The process that owns the staged GPU memory dies; the engine has it mapped."""
+    _load(engine, Action.REGISTER)
     holder.kill()
     holder.wait(30)
     time.sleep(1.0)
-    found: dict[str, Any] = {"GiB after the kill": used_gibibytes()}
+    return {
+        "GiB after the kill": used_gibibytes(),
+        "load from what it held": _load(engine, Action.APPLY, prepared.roots[version], version),
+        "generates": generates(engine),
+    }
+
+
+def _load(engine: Engine, action: Action, root: str = "", version: str = "") -> str:
     engine.begin()
-    report = engine.hook(Action.APPLY, prepared.roots[version], version)
+    report = engine.hook(action, root, version)
     engine.end()
-    found["load from what it held"] = report.problem or report.compared
-    found["generates"] = generates(engine)
-    return found
+    return report.problem or report.compared
 
 
 def generates(engine: Engine) -> int:

@@ -32,6 +32,7 @@ class Prepared:
 
     roots: dict[str, str]
     size: int
+    host: Stage
 
 
 def slot_size(settings: Settings) -> int:
@@ -117,7 +118,7 @@ def prepare(settings: Settings, facts: Facts) -> Prepared:
 
         torch.cuda.empty_cache()
     facts["bytes"], facts["digest"] = size, algorithm()
-    return Prepared(roots, size)
+    return Prepared(roots, size, host)
 
 
 def read_into(settings: Settings, stage: Stage, slot: str, version: str) -> Manifest:

@@ -15,6 +15,7 @@ import aiohttp
 
 BEFORE = 0.3  # seconds of the window that is looked at, before the event
 AFTER = 1.5
+TOKENS = 256  # of the shortest request
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,10 @@ class Window:
 class DecodeStreams:
     """Times are those of time.monotonic(), which all processes share."""
 
-    def __init__(self, url: str, streams: int, tokens: int = 256) -> None:
+    def __init__(self, url: str, streams: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, url, streams, tokens), daemon=True)
+        self._process = context.Process(target=_run, args=(theirs, url, streams), daemon=True)
 
     def __enter__(self) -> DecodeStreams:
         self._process.start()
@@ -59,6 +60,16 @@ class DecodeStreams:
         end = time.monotonic()
         return len(self.stamps(begin, end)[0]) / (end - begin)
 
+    def steady_rate(self, seconds: float = 3.0, tolerance: float = 0.03, attempts: int = 20) -> float:
+        """Once two spans in a row agree: the first tokens wait for kernels to be compiled."""
+        before = self.rate(seconds)
+        for _ in range(attempts):
+            now = self.rate(seconds)
+            if before and abs(now / before - 1) < tolerance:
+                return (before + now) / 2
+            before = now
+        return before
+
     def around(self, begin: float, end: float, base: float) -> Window:
         """Of an event, at least AFTER seconds after it."""
         wide = (begin - BEFORE, end + AFTER)
@@ -68,14 +79,13 @@ class DecodeStreams:
         return Window(gap, (wide[1] - wide[0]) - len(stamps) / base if base else 0.0, failed)
 
 
-def _run(pipe: Connection, url: str, streams: int, tokens: int) -> None:
-    asyncio.run(_Load(url, tokens).run(pipe, streams))
+def _run(pipe: Connection, url: str, streams: int) -> None:
+    asyncio.run(_Load(url).run(pipe, streams))
 
 
 class _Load:
-    def __init__(self, url: str, tokens: int) -> None:
+    def __init__(self, url: str) -> None:
         self._url = url
-        self._tokens = tokens
         self._stamps: list[float] = []
         self._failed = 0
 
@@ -97,7 +107,8 @@ class _Load:
         body = {
             "input_ids": [5 + number] * 64,
             "stream": True,
-            "sampling_params": {"max_new_tokens": self._tokens, "temperature": 1.0, "ignore_eos": True},
+            # Of different lengths, so that they do not all begin anew at once.
+            "sampling_params": {"max_new_tokens": TOKENS + 9 * number, "temperature": 1.0, "ignore_eos": True},
         }
         while True:
             try:
