@@ -257,7 +257,7 @@ class Simulation:
             pod.move = None
         elif pod.engine.state is EngineState.STARTING:
             pod.engine.state = EngineState.SERVING
-        elif desired is not None and not self._held(pod):
+        elif desired is not None and not desired.hands_off and not self._held(pod):
             pod.engine.paused = desired.execution.state is ExecutionState.PAUSED or pod.engine.unfit
             if pod.rank == 0:
                 self._run_memory(pod, pod.engine, desired)

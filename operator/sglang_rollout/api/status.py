@@ -16,6 +16,7 @@ HISTORY_MAX = 32
 ExecutionPhase = Literal["Running", "Pausing", "Paused", "Resuming"]
 WeightPhase = Literal["Idle", "Staging", "Prepared", "Committing", "Verifying", "Failed"]
 Decision = Literal["Commit", "Abort"]
+CheckResult = Literal["Running", "Passed", "Mismatch", "Unsupported", "Error"]
 ReleasedTag = Literal["weights", "kvCache", "cudaGraph"]
 
 
@@ -150,19 +151,39 @@ class ProfileStatus(ApiModel):
     message: Text = Field(default="", description="Where the profiles are, or what went wrong.")
 
 
+class EngineCheckStatus(ApiModel):
+    """What a weight check found on one engine."""
+
+    name: str = Field(max_length=253, description="Name of the engine.")
+    result: CheckResult = Field(description="How it went there.")
+    checksum: str = Field(default="", max_length=128, description="Of all its weights, for Checksum.")
+    mismatched_tensors: tuple[Annotated[str, Field(max_length=256)], ...] = Field(
+        default=(),
+        max_length=10,
+        json_schema_extra=list_type("atomic"),
+        description="The first tensors that differ from the snapshot.",
+    )
+    mismatched_count: int = Field(default=0, ge=0, description="How many tensors differ in all.")
+    message: str = Field(default="", max_length=256, description="What went wrong or why it cannot.")
+
+
 class WeightCheckStatus(ApiModel):
     """The last weight check that was asked for."""
 
     request_id: str = Field(max_length=128, description="Its requestID.")
     action: str = Field(default="", max_length=32, description="Its action.")
-    result: Literal["Running", "Passed", "Mismatch", "Unsupported", "Error"] | None = Field(
-        default=None, description="How it went."
-    )
+    result: CheckResult | None = Field(default=None, description="How it went.")
     weight_version: str = Field(default="", max_length=128, description="Label of the weights that were checked.")
     started_at: Timestamp | None = Field(default=None, description="When it began.")
     completion_time: Timestamp | None = Field(default=None, description="When it ended.")
     mismatched_engines: tuple[Annotated[str, Field(max_length=253)], ...] = Field(
         default=(), max_length=1000, json_schema_extra=list_type("atomic"), description="Engines whose weights differ."
+    )
+    engines: tuple[EngineCheckStatus, ...] = Field(
+        default=(),
+        max_length=1000,
+        json_schema_extra=list_type("atomic"),
+        description="The result of each engine; there when it is over.",
     )
     message: Text = Field(default="", description="What differs or went wrong.")
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from ..api import EngineStatus, names
 from ..protocol.memory import LaunchOptions, MemoryTag
-from ..protocol.report import AgentReport, EngineState, MoveReport
+from ..protocol.report import TURNED_INTO_RETRACT, AgentReport, EngineState, MoveReport
 from ..protocol.weights import Step
 from . import members
 from .observed import ChildView, Observed, PodView
@@ -78,6 +78,12 @@ class EngineView:
     @cached_property
     def paused(self) -> bool:
         return bool(self.serving and self.leader and self.leader.engine.paused)
+
+    @cached_property
+    def turned_pause(self) -> str:
+        """Its agent's word that it is not paused in place any more, though that was asked for; else empty."""
+        said = self.leader.message if self.paused and self.leader else ""
+        return said if said.startswith(TURNED_INTO_RETRACT) else ""
 
     @cached_property
     def launch(self) -> LaunchOptions:

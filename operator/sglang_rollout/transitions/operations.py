@@ -12,7 +12,7 @@ from datetime import datetime
 
 from ..api import SGLangRollout, WeightsStatus
 from ..api.conditions import seconds_left, shorten, timestamp
-from ..api.status import ProfileStatus, WeightCheckStatus
+from ..api.status import EngineCheckStatus, ProfileStatus, WeightCheckStatus
 from ..protocol.operations import Operation, OperationKind, OperationReport, OperationResult
 from .engines import EngineView
 from .planned import EventNote
@@ -138,16 +138,39 @@ class _Check:
         elif cannot:
             result, message = "Unsupported", "; ".join(cannot)
         else:
-            result, message = "Passed", f"{len(ended)} engines"
+            result, message = "Passed", _passed(list(ended.values()))
         return last.model_copy(
             update={
                 "result": result,
                 "weight_version": self.weights.version,
                 "completion_time": timestamp(self.now),
                 "mismatched_engines": mismatched,
+                "engines": tuple(
+                    _of_engine(engine.name, ended.get(engine.index), unlike.get(engine.name)) for engine in self.members
+                ),
                 "message": shorten(message, 1024),
             }
         )
+
+
+def _of_engine(name: str, report: OperationReport | None, unlike: str | None) -> EngineCheckStatus:
+    """unlike: why its checksum, though it was made, is not right."""
+    if report is None:
+        return EngineCheckStatus(name=name, result="Error", message="did not answer")
+    return EngineCheckStatus(
+        name=name,
+        result="Mismatch" if unlike else report.result.value,
+        checksum=report.checksum[:128],
+        mismatched_tensors=tuple(shorten(tensor, 256) for tensor in report.tensors[:10]),
+        mismatched_count=report.differing,
+        message=shorten(unlike or report.message, 256),
+    )
+
+
+def _passed(reports: list[OperationReport]) -> str:
+    """With the checksum, for comparisons over time."""
+    sums = sorted({report.checksum for report in reports if report.checksum})
+    return f"{len(reports)} engines" + (f", checksum {', '.join(sums)}" if sums else "")
 
 
 def _differences(name: str, report: OperationReport) -> str:

@@ -79,7 +79,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         routers={} if hearing else {pod.uid: desired for pod in observed.router_pods if pod.ip},
         external_router=desired if external and not hearing else None,
         decision=moved.decision,
-        events=(*moved.events, *ordered.events, *_events(observed, states, residency, facts.lost, removed)),
+        events=(*moved.events, *ordered.events, *_events(observed, engines, states, residency, facts.lost, removed)),
         requeue_after=_soonest(
             [
                 moved.wake,
@@ -286,6 +286,7 @@ def _lost(observed: Observed, now: datetime) -> dict[int, str]:
 
 def _events(
     observed: Observed,
+    engines: tuple[EngineView, ...],
     states: Mapping[int, GroupState],
     residency: MemoryPlan,
     lost: Mapping[int, str],
@@ -303,6 +304,11 @@ def _events(
         EventNote("Warning", "EngineReplaced", text)
         for index, text in sorted(lost.items())
         if names.engine_name(fleet, index) in replaced
+    ]
+    notes += [
+        EventNote("Warning", "PauseTurnedIntoRetract", f"engine {engine.name}: {engine.turned_pause}")
+        for engine in engines
+        if engine.turned_pause and engine.record.message != engine.turned_pause
     ]
     records = {record.name: record for record in observed.rollout.status.engines}
     for index, state in sorted(states.items()):

@@ -26,7 +26,7 @@ def spec_hash(spec: Spec) -> str:
         "agent": spec.agent.to_object(),
         "model": {**spec.model.to_object(), "path": None},
         "scheduling": spec.scheduling.to_object(),
-        "network": spec.network.to_object(),
+        "network": {"hostNetwork": spec.network.host_network},
         "restart": spec.restart.request_id if spec.restart else None,
     }
     return _hash(parts)
@@ -34,7 +34,7 @@ def spec_hash(spec: Spec) -> str:
 
 def router_hash(spec: Spec) -> str:
     """Hash of what a router's pods are made from."""
-    return _hash({**spec.router.to_object(), "replicas": None, "network": spec.network.to_object()})
+    return _hash({**spec.router.to_object(), "replicas": None})
 
 
 def router_behind(pods: Collection[PodView], spec: Spec) -> str:

@@ -11,6 +11,7 @@ from ..api import (
     ConditionType,
     EngineStatus,
     SGLangRollout,
+    Spec,
     Status,
     WeightsStatus,
     names,
@@ -70,7 +71,7 @@ def summarize(rollout: SGLangRollout, facts: FleetFacts, now: datetime) -> Statu
         ready_replicas=sum(1 for engine in wanted if engine.ready),
         routable_replicas=len(facts.registered),
         selector=names.rank0_selector(rollout.metadata.name),
-        execution_state=execution_phase(wanted, spec.execution.state, facts.weights),
+        execution_state=execution_phase(wanted, spec, facts.weights),
         memory=_memory_status(wanted),
         weights=facts.weights,
         engines=tuple(_engine_status(engine, facts) for engine in facts.engines),
@@ -90,10 +91,13 @@ def router_url(rollout: SGLangRollout) -> str:
     return f"http://{name}.{rollout.metadata.namespace}:{ROUTER_PORT}"
 
 
-def execution_phase(wanted: Collection[EngineView], state: str, weights: WeightsStatus) -> ExecutionPhase:
-    """Engines that do not serve do not count; a pause for a weight move is no change of the execution state."""
+def execution_phase(wanted: Collection[EngineView], spec: Spec, weights: WeightsStatus) -> ExecutionPhase:
+    """Engines that do not serve do not count; a pause for a weight move is no change of the execution state. Under
+    control External it is what the trainer has made it, and on the way to nothing else."""
     serving = [engine for engine in wanted if engine.serving]
-    if state == "Paused":
+    if spec.control == "External":
+        return "Paused" if serving and all(engine.paused for engine in serving) else "Running"
+    if spec.execution.state == "Paused":
         return "Paused" if all(engine.paused for engine in serving) else "Pausing"
     moving = weights.phase in ("Committing", "Verifying")
     return "Resuming" if any(engine.paused for engine in serving) and not moving else "Running"
@@ -122,7 +126,7 @@ def _engine_status(engine: EngineView, facts: FleetFacts) -> EngineStatus:
 
 def _engine_message(engine: EngineView, group: GroupState, facts: FleetFacts) -> str:
     if engine.index in facts.routable:
-        return ""
+        return engine.turned_pause
     if lost := facts.lost.get(engine.index):
         return lost
     if not engine.wanted:
@@ -216,9 +220,27 @@ def _ready(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
         return False, reason, message
     if released := wanted_released(rollout.spec):
         return True, "MemoryReleased", f"all engines have released {', '.join(released)}, as asked"
+    if rollout.spec.control == "External":
+        return _ready_for_trainer(rollout, facts)
     if rollout.spec.execution.state == "Paused":
         return True, "Paused", f"all {rollout.spec.replicas} engines are paused, as asked; requests wait"
     return True, "AllRoutable", f"all {rollout.spec.replicas} engines serve version {facts.weights.version}"
+
+
+def _ready_for_trainer(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
+    """The fleet is what the trainer has made it."""
+    wanted = [engine for engine in facts.engines if engine.wanted]
+    away = [engine.name for engine in wanted if _given_away(engine, rollout.spec)]
+    if away:
+        return True, "MemoryReleased", f"the trainer has released memory of {', '.join(away)}"
+    if wanted and execution_phase(wanted, rollout.spec, facts.weights) == "Paused":
+        return True, "Paused", f"the trainer has paused all {len(wanted)} engines; requests wait"
+    return True, "AllRoutable", f"all {len(wanted)} engines serve version {facts.weights.version}"
+
+
+def _given_away(engine: EngineView, spec: Spec) -> bool:
+    """The trainer has released memory of it: it is not on its way into the routers."""
+    return spec.control == "External" and engine.serving and bool(engine.released)
 
 
 def _available(facts: FleetFacts) -> Verdict:
@@ -250,13 +272,13 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
     if released and other:
         text = f"{len(wanted) - len(other)} of {len(wanted)} engines have released {', '.join(released)}"
         return True, "ReleasingMemory", text
-    missing = [] if released else [engine for engine in wanted if engine.index not in facts.registered]
+    missing = [] if released else [e for e in wanted if e.index not in facts.registered and not _given_away(e, spec)]
     if missing:
         message = f"{len(wanted) - len(missing)} of {spec.replicas} engines are in the router; "
         first = missing[0]
         text = _engine_message(first, facts.groups[first.index], facts) or "waiting for the router"
         return True, "EnginesStarting", f"{message}{first.name}: {text}"
-    phase = execution_phase(wanted, spec.execution.state, facts.weights)
+    phase = execution_phase(wanted, spec, facts.weights)
     if phase in ("Pausing", "Resuming"):
         behind = sum(1 for engine in wanted if engine.paused != (spec.execution.state == "Paused"))
         return True, phase, f"{behind} of {len(wanted)} engines are not {spec.execution.state} yet"
@@ -304,7 +326,8 @@ def _degraded_or_lost(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
 def _paused(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
     serving = [engine for engine in facts.engines if engine.wanted and engine.serving]
     paused = sum(1 for engine in serving if engine.paused)
-    if rollout.spec.execution.state == "Paused" and paused == len(serving):
+    asked = rollout.spec.execution.state == "Paused" or (rollout.spec.control == "External" and paused > 0)
+    if asked and paused == len(serving):
         return True, "Paused", f"all {paused} engines that are up are paused"
     return False, "Running" if paused == 0 else "PartlyPaused", f"{paused} of {len(serving)} engines are paused"
 

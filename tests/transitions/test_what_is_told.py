@@ -1,0 +1,105 @@
+"""What status and events say of pauses, of memory that a trainer gave away, and of checks; what replaces no pods."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sglang_rollout.api.names import engine_name
+from sglang_rollout.protocol.memory import MemoryTag
+from sglang_rollout.protocol.operations import OperationReport, OperationResult
+from sglang_rollout.protocol.report import TURNED_INTO_RETRACT
+from sglang_rollout.transitions import revisions
+from sglang_rollout.transitions.operations import _of_engine, _passed
+
+from .simulation import SimEngine, Simulation, rollout_object
+
+
+def engines_of(fleet: Simulation) -> list[SimEngine]:
+    return [pod.engine for pod in fleet.pods.values() if pod.engine is not None]
+
+
+def test_a_trainers_own_pause_is_told_and_is_what_is_wanted() -> None:
+    fleet = Simulation(control="External")
+    fleet.settle()
+    first, second = engines_of(fleet)
+    first.paused = True
+    fleet.settle(6)
+    assert fleet.rollout.status.execution_state == "Running"
+    assert fleet.condition("Ready").status == "True"
+    second.paused = True
+    fleet.settle(6)
+    assert fleet.rollout.status.execution_state == "Paused"
+    assert (fleet.condition("Ready").status, fleet.condition("Ready").reason) == ("True", "Paused")
+    assert fleet.condition("Paused").status == "True"
+    first.paused = second.paused = False
+    fleet.settle(6)
+    assert fleet.rollout.status.execution_state == "Running"
+    assert fleet.condition("Ready").reason == "AllRoutable"
+
+
+def test_memory_that_a_trainer_released_is_not_waited_for() -> None:
+    fleet = Simulation(control="External")
+    fleet.settle()
+    for engine in engines_of(fleet):
+        engine.released, engine.paused = [MemoryTag.KV_CACHE], True
+    fleet.settle(6)
+    assert fleet.serving() == {}
+    assert (fleet.condition("Ready").status, fleet.condition("Ready").reason) == ("True", "MemoryReleased")
+    assert fleet.condition("Available").status == "False"
+
+
+@pytest.mark.parametrize(
+    "network",
+    [{"trainers": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}, {"trainerAccounts": [{"name": "trainer"}]}],
+    ids=lambda network: next(iter(network)),
+)
+def test_who_may_come_replaces_no_pods(network: dict[str, object]) -> None:
+    before, after = (Simulation(**spec).rollout.spec for spec in ({}, {"network": network}))
+    assert revisions.spec_hash(after) == revisions.spec_hash(before)
+    assert revisions.router_hash(after) == revisions.router_hash(before)
+    other = Simulation(network={"hostNetwork": True}).rollout.spec
+    assert revisions.spec_hash(other) != revisions.spec_hash(before)
+
+
+def test_a_check_tells_what_each_engine_said() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weightCheck={"requestID": "7", "action": "Snapshot"})
+    fleet.settle()
+    check = fleet.rollout.status.last_weight_check
+    assert check is not None
+    names = [engine_name(fleet.rollout.metadata.name, index) for index in range(2)]
+    assert [(one.name, one.result) for one in check.engines] == [(name, "Passed") for name in names]
+
+
+def test_the_tensors_that_differ_are_named_and_counted() -> None:
+    report = OperationReport(
+        "check:1", OperationResult.MISMATCH, "m", tensors=[f"t{n}" for n in range(12)], differing=40
+    )
+    told = _of_engine("f-e0", report, None)
+    assert (told.result, len(told.mismatched_tensors), told.mismatched_count) == ("Mismatch", 10, 40)
+
+
+def test_checksums_are_told_and_an_unlike_one_is_a_mismatch() -> None:
+    report = OperationReport("check:1", OperationResult.PASSED, checksum="abc", sharding="tp_rank=0")
+    assert _passed([report, replace(report)]) == "2 engines, checksum abc"
+    assert _of_engine("f-e0", report, None).checksum == "abc"
+    assert _of_engine("f-e0", report, "f-e0: checksum abc, most have abd").result == "Mismatch"
+    assert _of_engine("f-e0", None, None).result == "Error"
+
+
+def test_a_pause_in_place_that_was_turned_is_told_once() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(execution={"state": "Paused", "pauseMode": "InPlace"})
+    fleet.settle()
+    name = f"{rollout_object()['metadata']['name']}-e0-0"
+    uid = next(pod.uid for pod in fleet.pods.values() if pod.name == name)
+    said = f"{TURNED_INTO_RETRACT}: the watchdog"
+    fleet.delivered_agents[uid] = replace(fleet.delivered_agents[uid], message=said)
+    fleet.reconcile()
+    fleet.reconcile()
+    assert fleet.events.count("PauseTurnedIntoRetract") == 1
+    assert [engine.message for engine in fleet.rollout.status.engines] == [said, ""]
