@@ -27,6 +27,7 @@ from ..protocol.pod import (
     PATH_LIVE,
     PATH_READY,
     PAYLOAD_DIR,
+    PROFILE_DIR,
     RENDEZVOUS_PORT,
     RUN_DIR,
     SITE_DIR,
@@ -46,6 +47,7 @@ KILL_SECONDS = 15
 PAYLOAD_SIZE = "256Mi"
 RUN_SIZE = "16Mi"
 STATE_SIZE = "64Mi"
+PROFILE_SIZE = "16Gi"  # traces of a few steps; more than this evicts the pod
 AGENT_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 INJECT_REQUESTS = {"cpu": "50m", "memory": "64Mi"}
 
@@ -54,6 +56,7 @@ _VOLUME_RUN = "rollout-run"
 _VOLUME_STATE = "rollout-state"
 _VOLUME_FLEET = "rollout-fleet"
 _VOLUME_SHM = "rollout-shm"
+_VOLUME_PROFILES = "rollout-profiles"
 _VOLUME_MODEL = "rollout-model"
 
 _ANNOTATIONS = {
@@ -199,6 +202,7 @@ def _shared_mounts(rollout: SGLangRollout) -> list[Manifest]:
         {"name": _VOLUME_PAYLOAD, "mountPath": PAYLOAD_DIR, "readOnly": True},
         {"name": _VOLUME_RUN, "mountPath": RUN_DIR},
         {"name": _VOLUME_SHM, "mountPath": "/dev/shm"},  # noqa: S108
+        {"name": _VOLUME_PROFILES, "mountPath": PROFILE_DIR},
     ]
     if rollout.spec.model.volume is not None:
         mounts.append({"name": _VOLUME_MODEL, "mountPath": rollout.spec.model.mount_path, "readOnly": True})
@@ -212,6 +216,7 @@ def _volumes(rollout: SGLangRollout) -> list[Manifest]:
         {"name": _VOLUME_RUN, "emptyDir": {"medium": "Memory", "sizeLimit": RUN_SIZE}},
         {"name": _VOLUME_STATE, "emptyDir": {"sizeLimit": STATE_SIZE}},
         {"name": _VOLUME_FLEET, "configMap": {"name": fleet_config_name(rollout.metadata.name)}},
+        {"name": _VOLUME_PROFILES, "emptyDir": {"sizeLimit": PROFILE_SIZE}},
         {"name": _VOLUME_SHM, "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
     ]
     if rollout.spec.model.volume is not None:
