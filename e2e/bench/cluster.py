@@ -19,7 +19,7 @@ from e2e.bench.operator_pods import OperatorPods, add_usage
 from e2e.bench.token_streams import token_streams
 from e2e.bench.watched_fleet import WatchedFleet, watched
 from e2e.cluster import Cluster, versions
-from e2e.cluster.progress import say, step
+from e2e.cluster.progress import step
 from e2e.deployment import examples, site
 from e2e.deployment.chart import Chart
 from e2e.deployment.connection import Connection, connect
@@ -102,22 +102,24 @@ async def _transitions(
 ) -> None:
     """Pauses and moves of the weights under load, and what they cost the operator."""
     before = await pods.measured()
-    with step(f"{size.pauses} pauses"):
-        await _pauses(section, connection, seen, size.pauses)
+    with step(f"{size.pauses} pauses, engines idle"):
+        await _pauses(section, connection, seen, size.pauses, clients=0)
+    with step(f"{size.pauses} pauses, {CLIENTS} clients"):
+        await _pauses(section, connection, seen, size.pauses, clients=CLIENTS)
     with step(f"{size.moves} moves of the weights"):
         await _moves(section, connection, seen, size.moves)
     add_usage(section, "in these transitions", before, await pods.measured())
 
 
-async def _pauses(section: Section, connection: Connection, seen: WatchedFleet, pauses: int) -> None:
+async def _pauses(section: Section, connection: Connection, seen: WatchedFleet, pauses: int, clients: int) -> None:
     engines = _engines(connection, seen)
     effects: dict[int, list[float]] = {PAUSED: [], RUNNING: []}
     ready: list[float] = []
-    async with token_streams(connection, NAMESPACE, FLEET, CLIENTS, TOKENS) as streams:
+    async with token_streams(connection, NAMESPACE, FLEET, clients, TOKENS) as streams:
         for _ in range(pauses):
             for state, readiness in (("Paused", PAUSED), ("Running", RUNNING)):
                 if readiness == PAUSED:
-                    await streams.more(CLIENTS)
+                    await streams.more(clients)
                 await asyncio.sleep(PAUSED_SECONDS + random.uniform(0.0, PAUSE_BETWEEN))
                 started = time.monotonic()
                 reached = asyncio.create_task(all_are(engines, readiness))
@@ -125,9 +127,10 @@ async def _pauses(section: Section, connection: Connection, seen: WatchedFleet, 
                 in_status = await seen.ready(generation)
                 effects[readiness].append(1e3 * (await reached - started))
                 ready.append(1e3 * (in_status - started))
-    section.add("spec patch to the last engine paused, as seen at the engine", effects[PAUSED], "ms")
-    section.add("spec patch to the last engine continued, as seen at the engine", effects[RUNNING], "ms")
-    section.add("the same patches to Ready for their generation", ready, "ms")
+    load = f"{clients} clients" if clients else "engines idle"
+    section.add(f"spec patch to the last engine paused, {load}", effects[PAUSED], "ms")
+    section.add(f"spec patch to the last engine continued, {load}", effects[RUNNING], "ms")
+    section.add(f"the same patches to Ready for their generation, {load}", ready, "ms")
 
 
 async def _moves(section: Section, connection: Connection, seen: WatchedFleet, moves: int) -> None:
@@ -158,5 +161,4 @@ async def _moves(section: Section, connection: Connection, seen: WatchedFleet, m
 
 def _engines(connection: Connection, seen: WatchedFleet) -> list[EngineView]:
     replicas = seen.seen.spec.replicas
-    say(f"asking {replicas} engines")
     return [EngineView(connection, NAMESPACE, engine_pod_name(FLEET, index, 0)) for index in range(replicas)]

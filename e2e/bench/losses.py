@@ -55,6 +55,7 @@ async def measure(section: Section, cluster: Cluster, connection: Connection, se
 
 def _add(section: Section, what: str, found: Sequence[Recovery], goal: str = "") -> None:
     section.add(f"{what}: to routable again", [one.routable - one.lost for one in found], "s")
+    section.add(f"{what}: of this, until SGLang is being started", [one.launched - one.lost for one in found], "s")
     section.add(
         f"{what}: of this, SGLang's own start until /health", [one.answering - one.launched for one in found], "s"
     )
