@@ -20,22 +20,26 @@ def engines_of(fleet: Simulation) -> list[SimEngine]:
     return [pod.engine for pod in fleet.pods.values() if pod.engine is not None]
 
 
+def phase(fleet: Simulation) -> str:
+    return str(fleet.rollout.status.execution_state)
+
+
 def test_a_trainers_own_pause_is_told_and_is_what_is_wanted() -> None:
     fleet = Simulation(control="External")
     fleet.settle()
     first, second = engines_of(fleet)
     first.paused = True
     fleet.settle(6)
-    assert fleet.rollout.status.execution_state == "Running"
+    assert phase(fleet) == "Running"
     assert fleet.condition("Ready").status == "True"
     second.paused = True
     fleet.settle(6)
-    assert fleet.rollout.status.execution_state == "Paused"
+    assert phase(fleet) == "Paused"
     assert (fleet.condition("Ready").status, fleet.condition("Ready").reason) == ("True", "Paused")
     assert fleet.condition("Paused").status == "True"
     first.paused = second.paused = False
     fleet.settle(6)
-    assert fleet.rollout.status.execution_state == "Running"
+    assert phase(fleet) == "Running"
     assert fleet.condition("Ready").reason == "AllRoutable"
 
 
