@@ -2,7 +2,6 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.NOTPARALLEL:
 
 PYTHON ?= python3
 export SGLANG_ROLLOUT_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/sglang-rollout
@@ -34,8 +33,14 @@ demo: $(VENV)/.ready ## The main job on a real cluster, step by step (CLUSTER=cu
 demo-down: $(VENV)/.ready ## Take away what the demo made
 	@$(PY) -m e2e.demo down
 
-check: lint types unit property ## All tests without a cluster, under a minute
-test: check prepare test-apiserver e2e ## All tests, in the order in which they are worth knowing
+# Two at a time, each one's output in one piece; what comes first is also told first.
+check: $(VENV)/.ready ## All tests without a cluster, under a minute: lint, types, unit, property
+	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types unit property
+test: ## All tests, in the order in which they are worth knowing: check, API server, engines and cluster
+	@$(MAKE) --no-print-directory check
+	@$(MAKE) --no-print-directory prepare
+	@$(MAKE) --no-print-directory test-apiserver
+	@$(MAKE) --no-print-directory e2e
 
 lint: $(VENV)/.ready ## ruff: rules and format
 	@$(PY) -m ruff check . && $(PY) -m ruff format --check .
