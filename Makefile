@@ -20,6 +20,7 @@ ARGS ?=
 
 $(VENV)/.ready:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: set PYTHON=")'
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { apt-get -qq update && apt-get -qq install -y python3-venv; }
 	@mkdir -p $(dir $(VENV)) && $(PYTHON) -m venv $(VENV) && $(VENV)/bin/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 

@@ -22,6 +22,7 @@ from e2e.cluster.layout import Layout, cache_root
 from e2e.cluster.node_image import ensure_node_image
 from e2e.cluster.progress import say
 from e2e.images.build import build_all
+from e2e.lifetime import ends_with_parent, terminated_as_interrupted
 from e2e.sglang_cpu import environment, models
 
 LIMIT_SECONDS = 4500
@@ -82,6 +83,7 @@ def _start(name: str) -> _Part:
             stdout=stream,
             stderr=stream,
             start_new_session=True,
+            preexec_fn=ends_with_parent(signal.SIGTERM),
         )
     return _Part(name, log, process)
 
@@ -122,6 +124,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.prepare", description=__doc__)
     parser.add_argument("--only", choices=PARTS)
     options = parser.parse_args()
+    terminated_as_interrupted()
     try:
         if isinstance(open_cluster(), CurrentCluster):
             say("CLUSTER=current: nothing to prepare but kubectl and helm")

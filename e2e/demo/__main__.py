@@ -16,12 +16,14 @@ from e2e.deployment.chart import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.deployment.chart import Chart
 from e2e.deployment.connection import connect
 from e2e.deployment.site import Site
+from e2e.lifetime import terminated_as_interrupted
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=__doc__)
     parser.add_argument("verb", nargs="?", choices=("up", "down"), default="up")
     options = parser.parse_args()
+    terminated_as_interrupted()
     try:
         return down() if options.verb == "down" else show(Screen())
     except ClusterError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import signal
 import subprocess
@@ -24,6 +23,7 @@ import httpx
 from e2e.cluster import Cluster
 from e2e.cluster.gobuild import binary
 from e2e.deployment.errors import DeploymentError
+from e2e.lifetime import ends_with_parent
 from sglang_rollout.api.group import GROUP, PLURAL, VERSION
 
 Object = dict[str, Any]
@@ -128,7 +128,7 @@ def _start_proxy(cluster: Cluster, socket: Path, log: Path) -> subprocess.Popen[
     argv = [kubectl, f"--kubeconfig={cluster.kubeconfig}", "proxy", f"--unix-socket={socket}"]
     with log.open("wb") as stream:
         return subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, preexec_fn=_die_with_parent
+            argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, preexec_fn=ends_with_parent(signal.SIGKILL)
         )
 
 
@@ -138,11 +138,6 @@ async def _wait_for_socket(socket: Path, process: subprocess.Popen[bytes], log: 
         if process.poll() is not None or time.monotonic() > deadline:
             raise DeploymentError(f"kubectl proxy does not start: {log.read_text().strip()[-500:]}")
         await asyncio.sleep(0.05)
-
-
-def _die_with_parent() -> None:
-    """Linux: end this process when the one that started it ends, however it ends (PR_SET_PDEATHSIG)."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def _message(answer: httpx.Response) -> str:
