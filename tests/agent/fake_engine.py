@@ -43,6 +43,8 @@ class EngineRules:
     alive: bool = True
     grammar_queue: int = 0  # requests that make flush answer 400 whatever the pause
     running: int = 0  # requests that generate
+    aborts: int = 0  # of all requests that run or wait for it
+    at_the_door: int = 0  # requests that came while it was paused: its scheduler does not know of them
     fails_to_load: int = 0  # next loads that stop half way
     release: Release = NEWEST
     backup: bool = False  # --enable-weights-cpu-backup
@@ -191,9 +193,11 @@ class EngineRules:
             self.violations.append(f"continued while {sorted(self.released)} is released")
         self.pause_mode = None
         self.in_flight = False
+        self.running, self.at_the_door = self.running + self.at_the_door, 0
 
     def abort_all(self) -> None:
         self.calls.append("abort")
+        self.aborts += 1
         self.running = self.grammar_queue = 0
 
     def flush(self) -> bool:
@@ -360,7 +364,8 @@ class FakeEngine:
 
     async def _tags(self, request: web.Request) -> list[MemoryTag]:
         names = (await request.json())["tags"]
-        return [tag for tag, name in self.rules.release.memory_tags.items() if name in names]
+        by_name = {name: tag for tag, name in self.rules.release.memory_tags.items()}
+        return [by_name[name] for name in names]
 
     async def _release(self, request: web.Request) -> web.Response:
         self.rules.release_memory(await self._tags(request))
@@ -395,22 +400,21 @@ class FakeEngine:
         """Held while paused; a request that runs is frozen or put back, and goes on after continue."""
         wanted = (await request.json())["sampling_params"]["max_new_tokens"]
         versions: list[str] = []
-        started = False
+        while not self._resumed.is_set():  # at the door, where no abort reaches it
+            await self._resumed.wait()
+        rules, aborts = self.rules, self.rules.aborts
+        rules.running += 1
         try:
             while len(versions) < wanted:
-                await self._resumed.wait()
-                if not started:
-                    started = True
-                    self.rules.running += 1
-                elif not self.rules.running:
+                if rules.aborts > aborts:
                     return web.json_response({"meta_info": {"finish_reason": {"type": "abort"}}})
-                if self.rules.token():
-                    versions.append(self.rules.version)
+                if rules.token():
+                    versions.append(rules.version)
                 await asyncio.sleep(self.token_seconds)
         finally:
-            if started and self.rules.running:
-                self.rules.running -= 1
-        return web.json_response({"versions": versions, "meta_info": {"weight_version": self.rules.version}})
+            if rules.aborts == aborts:
+                rules.running -= 1
+        return web.json_response({"versions": versions, "meta_info": {"weight_version": rules.version}})
 
     async def _pause(self, request: web.Request) -> web.Response:
         self.rules.pause((await request.json())["mode"])

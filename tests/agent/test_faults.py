@@ -347,6 +347,9 @@ class World:
             return report
         if MemoryTag.WEIGHTS in rules.released and not at_target:
             return report
+        if rules.released and wanted.until is Step.CONTINUE and desired.execution.state is ExecutionState.RUNNING:
+            assert report.reached >= Step.APPLY
+            return report
         assert report.reached >= wanted.until or (wanted.until is Step.PAUSE and at_target)
         if wanted.until >= Step.APPLY:
             assert at_target
@@ -414,10 +417,14 @@ async def obey(
             listed = [Operation(f"o{number}.{n}", kind, 2, timeout_seconds=1.0) for n, kind in enumerate(kinds)]
             await world.order(replace(desired, operations=listed))
         case ("requests", count, endless):
-            world.rules.running += count
+            if world.rules.pause_mode is None:
+                world.rules.running += count
+            else:
+                world.rules.at_the_door += count
             world.endless = endless
         case ("busy", count):
-            world.rules.grammar_queue = count
+            # A request that comes under a pause waits at the door.
+            world.rules.grammar_queue = count if world.rules.pause_mode is None else 0
         case ("breaks", count):
             world.rules.fails_to_load = count
         case ("kill engine",):

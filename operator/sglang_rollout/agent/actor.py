@@ -65,6 +65,9 @@ class Actor:
     def save(self) -> None:
         self._journal.save()
 
+    def when_saved(self, tell: Callable[[], None]) -> None:
+        self._journal.when_saved(tell)
+
     def situation(self, desired: AgentDesired, facts: EngineFacts) -> Situation:
         """What the plan is made from; state of an engine start that is over is dropped here."""
         if facts.start_id:

@@ -76,6 +76,7 @@ class Control:
             AgentReport(0, secrets.token_hex(8), settings.pod_uid, settings.rank)
         )
         self._probe = GenerationProbe(self._to_probe, self._on_wedged, clock)
+        actor.when_saved(self._publish)
         self._publish()
 
     # --- orders ---

@@ -80,11 +80,11 @@ class EngineDoor:
         facts = self._control.facts
         if facts.state is not EngineState.SERVING:
             raise EngineAway(f"the engine is {facts.state.value}: try again")
-        body: AsyncIterable[bytes] | bytes = request.content
+        body: AsyncIterable[bytes] | bytes | None = request.content if request.can_read_body else None
         tags: Sequence[MemoryTag] = ()
         if route in (RELEASE, RESUME):
-            body = await request.read()
-            tags = _tags(body, facts.release)
+            body = read = await request.read()
+            tags = _tags(read, facts.release)
         if route == RELEASE:
             self._released(facts, tags)
         try:
@@ -93,7 +93,7 @@ class EngineDoor:
             self._control.look()
 
     async def _answer(
-        self, request: web.Request, route: str, body: AsyncIterable[bytes] | bytes, tags: Sequence[MemoryTag]
+        self, request: web.Request, route: str, body: AsyncIterable[bytes] | bytes | None, tags: Sequence[MemoryTag]
     ) -> web.StreamResponse:
         record = self._watch.record
         assert record is not None
@@ -107,7 +107,7 @@ class EngineDoor:
                 request.method,
                 f"{self._watch.url}/{route}",
                 params=request.query,
-                data=body if request.can_read_body else None,
+                data=body,
                 headers=headers,
                 timeout=deadline,
                 allow_redirects=False,

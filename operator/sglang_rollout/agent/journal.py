@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -101,6 +102,7 @@ class JournalFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._on_saved: Callable[[], None] = lambda: None
         try:
             self._written = loads(Journal, path.read_bytes())
         except FileNotFoundError:
@@ -110,6 +112,10 @@ class JournalFile:
     @property
     def now(self) -> Journal:
         return self._now
+
+    def when_saved(self, tell: Callable[[], None]) -> None:
+        """`tell` is called after each change that was written: what is begun is reported while it lasts."""
+        self._on_saved = tell
 
     def remember(self, **changes: object) -> None:
         """To be written by save(), at the latest before the engine hears of anything that cannot be undone."""
@@ -123,3 +129,4 @@ class JournalFile:
         if self._now != self._written:
             write_private(self._path, dumps(self._now))
             self._written = self._now
+            self._on_saved()

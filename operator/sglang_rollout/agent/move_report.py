@@ -20,7 +20,7 @@ def reached(situation: Situation) -> Step:
         return move.until if progress.prepared else Step.NONE
     held = situation.pause is not None
     if situation.at_target:
-        if progress.continued or (move.until is Step.CONTINUE and situation.level_holds):
+        if progress.continued or (move.until is Step.CONTINUE and situation.asked_level_holds):
             return Step.CONTINUE
         if move.until is Step.CONTINUE or held:
             return Step.APPLY

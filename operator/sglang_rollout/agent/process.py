@@ -42,6 +42,7 @@ async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asy
     reference = ReferenceFile(settings.state_dir / REFERENCE_FILE)
     async with aiohttp.ClientSession() as session:
         watch = EngineWatch(settings, session, time.monotonic)
+        await watch.observe()  # so that the first report of an agent that starts again does not call its engine absent
         journal = JournalFile(settings.state_dir / JOURNAL_FILE)
         actor = Actor(watch, journal, reference, time.monotonic, settings)
         gate = StartGate(settings, fleet, reference, session, lambda: actor.journal.desired)

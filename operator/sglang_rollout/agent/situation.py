@@ -134,8 +134,13 @@ class Situation:
 
     @property
     def level_holds(self) -> bool:
-        """The engine runs or is paused as `execution` says."""
+        """The engine runs or is paused as `execution` says, or as it must be because it cannot run."""
         return (self.pause is not None) == (self.execution.state is ExecutionState.PAUSED)
+
+    @property
+    def asked_level_holds(self) -> bool:
+        """The engine runs or is paused as was asked for."""
+        return (self.pause is not None) == (self.desired.execution.state is ExecutionState.PAUSED)
 
     @property
     def flushed(self) -> bool:
