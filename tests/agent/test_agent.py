@@ -9,7 +9,7 @@ import pytest
 
 from sglang_rollout.protocol import pod as paths
 from sglang_rollout.protocol.desired import Execution, ExecutionState
-from sglang_rollout.protocol.report import AgentIdentity, AgentReport, EngineState
+from sglang_rollout.protocol.report import TURNED_INTO_RETRACT, AgentIdentity, AgentReport, EngineState
 from sglang_rollout.protocol.weights import KVCache, PauseMode, Step, WeightMove
 from sglang_rollout.protocol.wire import dumps, loads
 
@@ -438,3 +438,21 @@ async def test_a_drain_ends_what_takes_too_long(serving: FakePod) -> None:
     await serving.put(serving.desired(drain=True))
     await serving.until(lambda r: r.drained)
     assert (await running)["meta_info"]["finish_reason"] == {"type": "abort"}
+
+
+async def test_a_long_pause_in_place_becomes_a_retract_and_says_so(make_pod: MakePod) -> None:
+    pod = await make_pod()
+    await pod.put(pod.desired())
+    await pod.launch(watchdog_seconds=0.6)
+    await pod.serving()
+    assert pod.engine is not None
+    running = asyncio.create_task(pod.generate(100))
+    rules = pod.engine.rules
+    await eventually(lambda: rules.running > 0)
+    await pod.put(pod.desired(execution=Execution(ExecutionState.PAUSED, PauseMode.IN_PLACE)))
+    report = await pod.until(lambda r: r.message.startswith(TURNED_INTO_RETRACT))
+    assert report.engine.paused
+    assert rules.calls == ["pause in_place", "pause retract"]
+    await pod.put(pod.desired(generation=2))
+    assert len((await running)["versions"]) == 100
+    await pod.until(lambda r: r.message == "")

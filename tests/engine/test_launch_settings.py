@@ -10,6 +10,7 @@ from sglang_rollout.engine.launch_settings import SITE, LaunchSettings, key_conf
 from sglang_rollout.engine.serve import FirstValueHolds, pin
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.launch import LaunchOrder
+from sglang_rollout.protocol.memory import LaunchOptions
 from sglang_rollout.protocol.wire import to_wire
 
 ORDER = to_wire(LaunchOrder("/models/v1", "-1", "10.0.0.7:30010"))
@@ -77,3 +78,19 @@ def test_the_first_value_holds() -> None:
     assert isinstance(Manager.__dict__["name"], FirstValueHolds)
     with pytest.raises(AttributeError, match="name"):
         _ = Manager.__new__(Manager).name
+
+
+@pytest.mark.parametrize(
+    ("launch", "args", "added"),
+    [
+        (LaunchOptions(), [], []),
+        (LaunchOptions(memory_saver=True), [], ["--enable-memory-saver"]),
+        (LaunchOptions(True, True), ["--device=cuda"], ["--enable-memory-saver", "--enable-weights-cpu-backup"]),
+        (LaunchOptions(True, True), ["--device=cpu"], []),
+        (LaunchOptions(True, True), ["--device", "cpu"], []),
+    ],
+)
+def test_flags_of_the_memory_saver(launch: LaunchOptions, args: list[str], added: list[str]) -> None:
+    order = to_wire(LaunchOrder("/models/v1", "1", launch=launch))
+    made = LaunchSettings.read({pod.ENV_RUN_DIR: "/run/x"}, ["--", *args])
+    assert [flag for flag in flags(made.command(order)) if flag.startswith("--enable-")] == [*added, "--enable-metrics"]

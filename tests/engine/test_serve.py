@@ -1,10 +1,11 @@
 """What is put around SGLang's server: keys for WebSockets."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_rollout.engine.serve import KeyedWebSockets
+from sglang_rollout.engine.serve import KeyedWebSockets, add_ready
 
 KEY = "the-data-key"
 
@@ -42,3 +43,34 @@ async def test_a_websocket_needs_the_key(kind: str, header: bytes | None, key: s
     reached, sent = await connect(kind, [(b"authorization", header)] if header else [], key)
     assert reached is allowed
     assert sent == ([] if allowed else [{"type": "websocket.close", "code": 1008}])
+
+
+class Routes:
+    """As much of SGLang's http_server as its routes are."""
+
+    class Response:
+        def __init__(self, status_code: int) -> None:
+            self.status_code = status_code
+
+    def __init__(self, paths: list[str]) -> None:
+        self.manager = SimpleNamespace(is_pause=False)
+        self.added: dict[str, Any] = {}
+        self.app = SimpleNamespace(routes=[SimpleNamespace(path=path) for path in paths], add_route=self._add)
+
+    def _add(self, path: str, endpoint: Any, methods: list[str]) -> None:
+        assert methods == ["GET"]
+        self.added[path] = endpoint
+
+    def get_global_state(self) -> Any:
+        return SimpleNamespace(tokenizer_manager=self.manager)
+
+
+async def test_readiness_is_added_where_it_is_missing() -> None:
+    older = Routes(["/health"])
+    add_ready(older)
+    assert (await older.added["/ready"](None)).status_code == 200
+    older.manager.is_pause = True
+    assert (await older.added["/ready"](None)).status_code == 503
+    newer = Routes(["/health", "/ready"])
+    add_ready(newer)
+    assert newer.added == {}

@@ -58,7 +58,7 @@ class Launcher:
         signal.signal(signal.SIGCHLD, lambda number, frame: self._events.put("child"))
         order = self._wait_for_order()
         memory_kills = process_tree.out_of_memory_kills()
-        pid = self._start(order)
+        # Before the record tells of this start: an agent that finds no launcher behind a record takes it for dead.
         server = LocalServer(
             self._settings.run_dir / pod.LAUNCHER_SOCKET,
             {
@@ -67,7 +67,7 @@ class Launcher:
             },
         )
         try:
-            exit_code = self._watch(pid)
+            exit_code = self._watch(self._start(order))
         finally:
             server.close()
         return self._finish(exit_code, process_tree.out_of_memory_kills() > memory_kills)
