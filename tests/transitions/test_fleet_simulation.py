@@ -351,6 +351,15 @@ def test_under_external_control_the_newest_version_read_back_is_the_target() -> 
     fleet.kill_engine(e1.uid)
     fleet.settle()
     assert fleet.serving() == {e0.name: "trained-1"}, "a restarted engine is not routable before it was moved on"
+    assert e1.engine is not None
+    for label in ("trained-2", "trained-1"):
+        e0.engine.bytes_version = e1.engine.bytes_version = label
+        fleet.settle(6)
+        assert set(fleet.serving().values()) == {label}, "a trainer may go back to an earlier version"
+    fleet.kill_engine(e0.uid)
+    fleet.kill_engine(e1.uid)
+    fleet.settle()
+    assert fleet.serving() == {}, "what engines start from is no version to go back to"
 
 
 SCRAMBLE = st.tuples(st.just("scramble"), st.integers(0, 2**32))

@@ -72,12 +72,14 @@ class LinkError(Exception):
 @dataclass(frozen=True)
 class Dialect(Generic[R]):
     """What differs between agents and router sidecars. start_of: the random id of the reporting process, which
-    must be told again what is wanted when it changes."""
+    must be told again what is wanted when it changes. problem_of: why a report cannot be believed, empty when it
+    can."""
 
     name: str
     port: int
     report: type[R]
     start_of: Callable[[R], str]
+    problem_of: Callable[[R], str] = lambda _: ""
 
 
 @dataclass(frozen=True)
@@ -292,6 +294,8 @@ class PodLink(Generic[D, R]):
             self.context.on_call(operation, code, time.monotonic() - started)
         if report.pod_uid != self.target.uid:
             raise LinkError(f"another pod (UID {report.pod_uid}) answers at the address of {self.target.name}")
+        if problem := self.dialect.problem_of(report):
+            raise LinkError(f"{who} cannot be believed: it reports {problem}")
         return report
 
     def _url(self, path: str) -> URL:

@@ -34,6 +34,7 @@ from .kube_errors import KubeError
 from .lease import LeaderLease, LeaseLost
 from .links import POLL_SECONDS, Dialect, LinkContext, LinkPool
 from .metrics import Metrics
+from .plausibility import agent_problem, router_problem
 from .reconciler import Planner, Reconciler
 from .resource_watch import watch_resources
 from .rollouts import FleetKey, Rollouts, WentBack
@@ -44,9 +45,11 @@ from .workqueue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-AGENTS: Dialect[AgentReport] = Dialect("agent", pod.AGENT_PORT, AgentReport, lambda report: report.agent_start)
+AGENTS: Dialect[AgentReport] = Dialect(
+    "agent", pod.AGENT_PORT, AgentReport, lambda report: report.agent_start, agent_problem
+)
 ROUTERS: Dialect[RouterReport] = Dialect(
-    "router sidecar", pod.ROUTER_SIDECAR_PORT, RouterReport, lambda report: report.sidecar_start
+    "router sidecar", pod.ROUTER_SIDECAR_PORT, RouterReport, lambda report: report.sidecar_start, router_problem
 )
 SHORTEST_REQUEUE = 0.02  # a plan that asks for less would keep the process busy alone
 DRAIN_SECONDS = 10.0

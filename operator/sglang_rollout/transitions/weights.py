@@ -90,13 +90,23 @@ def advance(
 def _follow(engines: Collection[EngineView], weights: WeightsStatus, now: datetime) -> WeightsPlan:
     """Somebody else moves the weights: the newest version read back from an engine is the target. An engine that
     starts again loads the newest version whose checkpoint is known, and is not routable until it was moved on."""
-    for engine in engines:
-        if engine.wanted and engine.version and weights.lag(engine.version) is None:
+    members = [engine for engine in engines if engine.wanted]
+    for engine in members:
+        if engine.version and weights.lag(engine.version) is None:
             weights = weights.with_committed(engine.version, "", now)
+    held = {engine.version for engine in members}
+    if len(held) == 1 and (back := _trained(weights, held.pop())):
+        # All have it again: the trainer went back to it.
+        weights = weights.with_committed(back, "", now)
     newest = weights.history[-1].version
     known = next(entry for entry in reversed(weights.history) if entry.path)
     status = weights.model_copy(update={"version": newest, "target_version": newest, "phase": "Idle"})
     return WeightsPlan(status=status, boot=WeightVersion(known.version, known.path))
+
+
+def _trained(weights: WeightsStatus, version: str) -> str:
+    """`version` if only the trainer can have put it there; what engines start from is no sign of a wish."""
+    return next((entry.version for entry in weights.history if entry.version == version and not entry.path), "")
 
 
 # --- before the decision ---------------------------------------------------------------------------------------
