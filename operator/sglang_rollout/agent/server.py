@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from aiohttp import web
 
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.desired import AgentDesired
 from sglang_rollout.protocol.launch import LaunchRequest
 from sglang_rollout.protocol.wire import loads
+from sglang_rollout.serving.addressed import this_pod_only
 from sglang_rollout.serving.errors import error_response, json_errors
 from sglang_rollout.serving.fleet_file import FleetFile
 from sglang_rollout.serving.longpoll import report_handler, report_response
@@ -38,12 +41,16 @@ def operator_app(control: Control, fleet: FleetFile, terms: LeaseTerms, door: En
 
     async def put_desired(request: web.Request) -> web.Response:
         desired = loads(AgentDesired, await request.read())
-        terms.accept(desired.lease_term)
-        return report_response(control.accept(desired))
+        terms.accept(desired.lease_term, desired.serial)
+        return report_response(control.accept(replace(desired, serial=0)))
 
     open_paths = {pod.PATH_LIVE, pod.PATH_READY, pod.PATH_IDENTITY}
     app = web.Application(
-        middlewares=[json_errors, callers_only(fleet, open_paths, trainer_paths=f"{pod.PATH_ENGINE}/")]
+        middlewares=[
+            json_errors,
+            callers_only(fleet, open_paths, trainer_paths=f"{pod.PATH_ENGINE}/"),
+            this_pod_only(control.board.report.pod_uid),
+        ]
     )
     app.router.add_get(pod.PATH_LIVE, live)
     app.router.add_get(pod.PATH_READY, ready)

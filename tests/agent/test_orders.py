@@ -1,0 +1,40 @@
+"""Whose orders an agent takes: those meant for its own pod, in the order in which they were given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from sglang_rollout.protocol import pod as contract
+from sglang_rollout.protocol.desired import AgentDesired, Execution, ExecutionState
+from sglang_rollout.protocol.report import AgentReport
+from sglang_rollout.protocol.wire import dumps, loads
+
+from .fake_pod import FakePod, MakePod
+
+
+async def order(pod: FakePod, desired: AgentDesired, meant: str | None = None) -> int:
+    path = contract.PATH_DESIRED + ("" if meant is None else f"?{contract.QUERY_POD}={meant}")
+    return (await pod.call("PUT", path, dumps(desired)))[0]
+
+
+async def generation(pod: FakePod) -> int:
+    _, body = await pod.call("GET", contract.PATH_REPORT)
+    return loads(AgentReport, body).generation
+
+
+async def test_an_order_for_the_pod_that_had_this_address_before_is_not_obeyed(make_pod: MakePod) -> None:
+    pod = await make_pod()
+    assert await order(pod, pod.desired(generation=5), meant="uid-of-another") == 421
+    assert await generation(pod) == 0
+    assert await order(pod, pod.desired(generation=5), meant=pod.settings.pod_uid) == 200
+    assert await generation(pod) == 5
+
+
+async def test_an_order_that_comes_after_its_successor_is_not_obeyed(make_pod: MakePod) -> None:
+    pod = await make_pod()
+    paused = pod.desired(generation=2, execution=Execution(ExecutionState.PAUSED), serial=8)
+    assert await order(pod, paused) == 200
+    assert await order(pod, pod.desired(generation=1, serial=7)) == 409
+    assert await generation(pod) == 2
+    assert await order(pod, replace(paused, generation=3, serial=9)) == 200
+    assert await generation(pod) == 3
