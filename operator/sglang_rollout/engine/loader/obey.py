@@ -91,6 +91,7 @@ class Work:
         self._state = state
         self._folder = folder
         self._device = _device(model)
+        self._known: ModelPlans | None = None
         self.written = False
         self.notes: list[str] = []
         self.compared = ""
@@ -120,6 +121,8 @@ class Work:
         self.written = True
         with self._timed("copy"):
             self._plans().load(plan, self._stage(), slot, manifest, self._device.type == "cuda")
+            if self._call.sums:
+                self._plans().parameters.order_sums()
             self._synchronize()
         if read_index(self._folder).slot(slot.name).sealed != slot.sealed:
             raise LoadRefused("the stage was given up while it was being loaded: load it again")
@@ -128,7 +131,9 @@ class Work:
 
     def sums(self) -> None:
         with self._timed("sums"):
-            self.sums_digest = sums_digest(self._plans().parameters.sums())
+            parameters = self._plans().parameters
+            parameters.order_sums()
+            self.sums_digest = sums_digest(parameters.ordered_sums())
 
     def _find(self) -> tuple[SlotEntry, Manifest]:
         with self._timed("find"):
@@ -157,10 +162,12 @@ class Work:
             self._stage().map(slot, pin=self._device.type == "cuda")
 
     def _plans(self) -> ModelPlans:
-        known = self._state.models.get(id(self._model))
-        if known is None or known.model is not self._model or not known.parameters.unmoved():
-            known = self._state.models[id(self._model)] = ModelPlans(self._model)
-        return known
+        if self._known is None:
+            known = self._state.models.get(id(self._model))
+            if known is None or known.model is not self._model or not known.parameters.unmoved():
+                known = self._state.models[id(self._model)] = ModelPlans(self._model)
+            self._known = known
+        return self._known
 
     def _plan(self, manifest: Manifest) -> LoadPlan:
         """Tries loading without writing, once for each layout. Raises LoadRefused."""
@@ -180,7 +187,7 @@ class Work:
 
     def _compare(self, slot: SlotEntry, plan: LoadPlan) -> None:
         with self._timed("sums"):
-            sums = self._plans().parameters.sums()
+            sums = self._plans().parameters.ordered_sums()
             self.sums_digest = sums_digest(sums)
         total = whole_sum(sums)
         staged = slot.sealed.word_sum if slot.sealed else None

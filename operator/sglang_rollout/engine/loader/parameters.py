@@ -28,6 +28,7 @@ class Parameters:
         self._words = {name: flat for name, flat in words.items() if flat is not None}
         device = next(iter(self._words.values())).device if self._words else torch.device("cpu")
         self._sums = torch.zeros(len(self._words), dtype=torch.int64, device=device)
+        self._places_of_sums = list(self._sums)
 
     def unmoved(self) -> bool:
         """The parameters still are the same memory; a loader that replaces them would make of views of the old ones
@@ -37,13 +38,15 @@ class Parameters:
             for held, name, address in self._places
         )
 
-    def sums(self) -> dict[str, int | None]:
-        """Of each parameter, the sum of its 64-bit words modulo 2**64, as transfer.host_checks.word_sum; None for one
-        that is not whole words in one piece. Shared parameters count once."""
-        found: dict[str, int | None] = dict.fromkeys(self._names)
-        for flat, place in zip(self._words.values(), self._sums, strict=True):
+    def order_sums(self) -> None:
+        """Queues the sums behind what is queued already: nothing is waited for."""
+        for flat, place in zip(self._words.values(), self._places_of_sums, strict=True):
             torch.sum(flat, dim=0, out=place)
-        # One wait for all of them.
+
+    def ordered_sums(self) -> dict[str, int | None]:
+        """Of each parameter, the sum of its 64-bit words modulo 2**64, as transfer.host_checks.word_sum; None for one
+        that is not whole words in one piece. Shared parameters count once. Waits."""
+        found: dict[str, int | None] = dict.fromkeys(self._names)
         found.update((n, value % (1 << 64)) for n, value in zip(self._words, self._sums.cpu().tolist(), strict=True))
         return found
 
