@@ -43,21 +43,26 @@ def kill_container(cluster: Cluster, pod: dict[str, Any], container: str) -> Non
 
 def kill_engine(cluster: Cluster, pod: dict[str, Any]) -> None:
     """SIGKILL SGLang's server in the engine container, as the kernel's OOM killer would; the launcher sees it die."""
-    _signal(cluster, pod, signal.SIGKILL, "server")
+    _must_hit(pod, _signal(cluster, pod, signal.SIGKILL, "server"))
 
 
 def freeze_engine(cluster: Cluster, pod: dict[str, Any]) -> None:
     """Stop all processes of SGLang: connections stay open and nothing answers, until `thaw_engine`."""
-    _signal(cluster, pod, signal.SIGSTOP, "all")
+    _must_hit(pod, _signal(cluster, pod, signal.SIGSTOP, "all"))
 
 
 def thaw_engine(cluster: Cluster, pod: dict[str, Any]) -> None:
-    """Let a frozen engine go on."""
+    """Let a frozen engine go on; one that was killed meanwhile is left alone."""
     _signal(cluster, pod, signal.SIGCONT, "all")
 
 
-def _signal(cluster: Cluster, pod: dict[str, Any], number: signal.Signals, which: str) -> None:
+def _signal(cluster: Cluster, pod: dict[str, Any], number: signal.Signals, which: str) -> bool:
+    """Whether there was a process to send it to."""
     meta = pod["metadata"]
     words = ["-n", meta["namespace"], "exec", meta["name"], "-c", "engine", "--", "python3", "-c", _SIGNAL]
-    if not cluster.kubectl(*words, str(int(number)), which, timeout=60).strip():
-        raise DeploymentError(f"pod {meta['name']} runs no SGLang server")
+    return bool(cluster.kubectl(*words, str(int(number)), which, timeout=60).strip())
+
+
+def _must_hit(pod: dict[str, Any], hit: bool) -> None:
+    if not hit:
+        raise DeploymentError(f"pod {pod['metadata']['name']} runs no SGLang server")
