@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from .cuda_driver import CudaDriver, CudaError
-from .stage import device_index
-from .stage_index import Region
+from .stage_index import Region, device_index
 
 CHUNK = 2 << 20  # what cuMemAlloc rounds up to
 

@@ -4,7 +4,7 @@ checked, sealed when whole. Survives the agent: what was sealed is found again."
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from .manifest import Bucket, Manifest
 from .regions import DeviceRegion, HostRegion, open_region, reserve_file
 from .stage_index import (
     INDEX,
+    SLOT_NAMES,
     Placement,
     Region,
     Sealed,
@@ -25,8 +26,6 @@ from .stage_index import (
     write_index,
     write_whole,
 )
-
-SLOT_NAMES = ("a", "b")
 
 
 class BytesRefused(Exception):
@@ -173,9 +172,3 @@ class StageWriter:
         whole_words = all(tensor.size % 8 == 0 for bucket in buckets for tensor in bucket.tensors)
         self._stage.seal(self._slot, version, manifest, self._total if whole_words else None)
         return manifest
-
-
-def device_index(folder: Path, slots: Sequence[Sequence[Region]]) -> None:
-    """Written by the holder of GPU memory when it has reserved it: one list of regions for each slot."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_index(folder, StageIndex(tuple(SlotEntry(n, tuple(r)) for n, r in zip(SLOT_NAMES, slots, strict=False))))

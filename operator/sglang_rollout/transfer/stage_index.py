@@ -14,6 +14,7 @@ from pathlib import Path
 from .manifest import Bucket, Manifest, ManifestRefused, root_of
 
 FORMAT = 1
+SLOT_NAMES = ("a", "b")
 INDEX = "index.json"
 ALIGNMENT = 512  # of a bucket in its region: what device copies like best, and any element type's need
 DEFAULT_FOLDER = "/dev/shm/sglang-rollout"  # noqa: S108 - shared memory of the pod
@@ -101,6 +102,12 @@ def read_index(folder: Path) -> StageIndex:
 
 def write_index(folder: Path, index: StageIndex) -> None:
     write_whole(folder / INDEX, json.dumps({"format": FORMAT, **asdict(index)}).encode())
+
+
+def device_index(folder: Path, slots: Sequence[Sequence[Region]]) -> None:
+    """Written by the holder of GPU memory when it has reserved it: one list of regions for each slot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_index(folder, StageIndex(tuple(SlotEntry(n, tuple(r)) for n, r in zip(SLOT_NAMES, slots, strict=False))))
 
 
 def read_manifest(folder: Path, slot: SlotEntry) -> Manifest:
