@@ -18,6 +18,7 @@ from e2e.deployment.chart import NAMESPACE as OPERATOR_NAMESPACE
 from e2e.deployment.chart import Chart
 from e2e.deployment.connection import Connection, connect
 from e2e.deployment.site import Site
+from e2e.fleet import namespaces
 from e2e.fleet.external_router import CREDENTIAL, create_credential
 from e2e.sglang_cpu import environment, models
 
@@ -25,7 +26,6 @@ PROMPT = (40, 33, 51, 12, 77, 300, 45, 210, 99, 18, 140, 7)
 """Token ids below the models' vocabulary of 384."""
 LOGPROBS = Path(__file__).parent / "write_logprobs.py"
 
-_namespaces: set[str] = set()
 _sites: list[Site] = []
 
 
@@ -59,19 +59,8 @@ async def connection(cluster: Cluster) -> AsyncIterator[Connection]:
 def namespace(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[str]:
     """A namespace of this module's own, named after it."""
     name = "e2e-" + request.module.__name__.rpartition(".")[2].removeprefix("test_").replace("_", "-")
-    with own_namespace(cluster, name):
+    with namespaces.own_namespace(cluster, name):
         yield name
-
-
-@contextlib.contextmanager
-def own_namespace(cluster: Cluster, name: str) -> Iterator[None]:
-    """A new namespace, for the time of the block; it is looked at when a test fails."""
-    cluster.kubectl("delete", "namespace", name, "--ignore-not-found", "--timeout=180s", timeout=200)
-    cluster.kubectl("create", "namespace", name)
-    _namespaces.add(name)
-    yield
-    _namespaces.discard(name)
-    cluster.kubectl("delete", "namespace", name, "--timeout=180s", timeout=200)
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +78,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
     report = yield
     if report.failed and _sites:  # type: ignore[attr-defined]
         with contextlib.suppress(ClusterError, OSError):
-            account, _ = diagnostics.collect(_sites[0].cluster, (*sorted(_namespaces), OPERATOR_NAMESPACE), item.name)
+            account, _ = diagnostics.collect(
+                _sites[0].cluster, (*sorted(namespaces.present), OPERATOR_NAMESPACE), item.name
+            )
             report.sections.append(("cluster", account))  # type: ignore[attr-defined]
     return report
