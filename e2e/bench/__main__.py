@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from e2e.bench import cluster, controller, document
+from e2e.bench import cluster, controller, document, machine
 from e2e.bench.figures import Section
 from e2e.cluster.errors import ClusterError
 
@@ -43,6 +43,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    section.notes.append(f"load average when it ended: {machine.load()}")
     Console(width=TABLE_WIDTH).print(section.table())
     if not options.dry:
         document.put(section.name, section.markdown())
@@ -53,11 +54,17 @@ def main() -> int:
 def _measure(options: argparse.Namespace) -> Section:
     if options.what == "cluster":
         counts = cluster.Size(options.pauses, options.moves, options.losses, options.idle_seconds)
-        return asyncio.run(cluster.measure(counts, "make bench"))
+        return asyncio.run(cluster.measure(counts, _command("make bench")))
     size = controller.Size(options.agents, options.patches, options.commits, options.resources, options.idle_seconds)
     if options.profile is not None:
         options.profile.mkdir(parents=True, exist_ok=True)
-    return asyncio.run(controller.measure(size, "make bench-controller", options.profile))
+    return asyncio.run(controller.measure(size, _command("make bench-controller"), options.profile))
+
+
+def _command(verb: str) -> str:
+    """As it was given to make."""
+    words = " ".join(sys.argv[2:])
+    return f'{verb} ARGS="{words}"' if words else verb
 
 
 if __name__ == "__main__":

@@ -19,13 +19,17 @@ def describe(versions: Mapping[str, str]) -> list[str]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
     told = {"Linux": platform.release(), "Python": platform.python_version(), **versions}
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return [
         f"machine: {cores} cores of {_cpu_model()}, {memory:.0f} GiB",
         "versions: " + ", ".join(f"{name} {text}" for name, text in told.items()),
-        f"taken {datetime.now(UTC):%Y-%m-%d %H:%M} UTC at commit {_commit()}; "
-        f"load average before it began (1, 5, 15 min): {load}",
+        f"taken {datetime.now(UTC):%Y-%m-%d %H:%M} UTC at commit {_commit()}",
+        f"load average of the last 1, 5, 15 minutes when it began: {load()}",
     ]
+
+
+def load() -> str:
+    """How many processes wanted a core of late: figures of a machine that does other work are worth less."""
+    return ", ".join(f"{value:.1f}" for value in os.getloadavg())
 
 
 def library_versions(*names: str) -> dict[str, str]:
