@@ -107,3 +107,22 @@ def test_a_pause_in_place_that_was_turned_is_told_once() -> None:
     fleet.reconcile()
     assert fleet.events.count("PauseTurnedIntoRetract") == 1
     assert [engine.message for engine in fleet.rollout.status.engines] == [said, ""]
+
+
+def test_memory_is_released_only_when_no_engine_is_on_its_way_back() -> None:
+    released = {"weights": "Resident", "kvCache": "Released", "cudaGraph": "Released"}
+    fleet = Simulation(execution={"state": "Paused"}, memory=released)
+    fleet.settle()
+    assert fleet.rollout.status.memory is not None
+    assert fleet.rollout.status.memory.to_object() == released
+    fleet.kill_engine(next(pod.uid for pod in fleet.pods.values() if pod.engine is not None))
+    told = []
+    for _ in range(30):
+        fleet.settle(1)
+        everyone = all("kvCache" in engine.released for engine in fleet.rollout.status.engines)
+        memory = fleet.rollout.status.memory
+        assert memory is not None
+        told.append(memory.kv_cache)
+        assert everyone or memory.kv_cache == "Resident"
+    assert "Resident" in told
+    assert told[-1] == "Released"

@@ -153,11 +153,11 @@ def _engine_message(engine: EngineView, group: GroupState, facts: FleetFacts) ->
 
 
 def _memory_status(wanted: Collection[EngineView]) -> MemoryStatus:
-    """Released only when it is on every engine that is up."""
-    up = [engine for engine in wanted if engine.serving]
+    """Released only when it is on every engine: one that is down comes back with everything resident."""
 
     def residency(tag: MemoryTag) -> Residency:
-        return "Released" if up and all(tag in engine.released for engine in up) else "Resident"
+        released = wanted and all(engine.serving and tag in engine.released for engine in wanted)
+        return "Released" if released else "Resident"
 
     return MemoryStatus(
         weights=residency(MemoryTag.WEIGHTS),
