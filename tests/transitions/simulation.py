@@ -259,6 +259,8 @@ class Simulation:
             pod.engine.state = EngineState.SERVING
         elif desired is not None and not desired.hands_off and not self._held(pod):
             pod.engine.paused = desired.execution.state is ExecutionState.PAUSED or pod.engine.unfit
+            if pod.move is not None and pod.move.reached is Step.PAUSE and not pod.engine.paused:
+                pod.move = replace(pod.move, reached=Step.PREPARE)
             if pod.rank == 0:
                 self._run_memory(pod, pod.engine, desired)
                 self._run_operations(pod, pod.engine, desired)
@@ -474,10 +476,11 @@ class Simulation:
             self.pods[uid].router_pending = {}
 
     def restart_agent(self, uid: str) -> None:
-        """It knows what it was told last, and nothing of how far it had come."""
-        if uid in self.pods:
-            self.pods[uid].agent_start += 1
-            self.pods[uid].move = None
+        """It knows what it was told last and what it had begun to apply, and nothing else of how far it had come."""
+        pod = self.pods.get(uid)
+        if pod is not None:
+            pod.agent_start += 1
+            pod.move = pod.move if pod.engine is not None and pod.engine.mixed else None
 
     def cut_off(self, uid: str) -> None:
         """The operator and this pod no longer hear each other."""

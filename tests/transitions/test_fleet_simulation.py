@@ -190,6 +190,30 @@ def test_an_engine_that_is_not_wanted_any_more_comes_through_the_move_first() ->
     assert set(fleet.stateful_sets) == {"f-e0"}
 
 
+def test_an_engine_that_is_not_wanted_and_takes_no_part_is_out_of_the_routers_first() -> None:
+    fleet = Simulation(replicas=2)
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    while fleet.weights.transaction is None or fleet.weights.transaction.decision is None:
+        fleet.settle(1)
+    parting = next(pod for pod in fleet.pods.values() if pod.engine_index == 1)
+    router = next(pod for pod in fleet.pods.values() if pod.engine_index is None)
+    fleet.restart_agent(parting.uid)
+    fleet.bad_paths.add("/models/v2")  # now it is gone: this engine cannot prepare it again
+    fleet.patch(replicas=1)
+    for _ in range(20):
+        fleet.reconcile()
+        for uid in list(fleet.pods):
+            if uid != router.uid:
+                fleet.hear(uid)
+            fleet.run_pod(uid)
+            fleet.deliver(uid)
+        assert_truth(fleet, rolling=False)
+    assert fleet.weights.version == "default"
+    fleet.settle(20)
+    assert fleet.serving() == {"f-e0-0": "2"}
+
+
 def test_a_router_pod_that_is_ending_is_told_and_waited_for_as_well() -> None:
     """It goes on serving connections of before: an engine that misses the barrier must be out of it, too."""
     fleet = Simulation(router={"replicas": 2})

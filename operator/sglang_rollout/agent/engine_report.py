@@ -33,7 +33,8 @@ def engine_report(
         state=state,
         start_id=record.start_id,
         started_at=record.started_at,
-        weight_version="" if situation and situation.void else facts.weights.version,
+        # A label beside bytes that nobody has read back may be a lie.
+        weight_version="" if situation and (situation.void or situation.dirty) else facts.weights.version,
         model_path=facts.weights.path,
         data_key=record.data_key,
         paused=facts.state is EngineState.SERVING and _paused(facts, situation),

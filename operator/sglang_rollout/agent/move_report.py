@@ -8,6 +8,8 @@ from sglang_rollout.protocol.weights import Step
 from .plan import repairable
 from .situation import Situation, weaker
 
+UNKNOWN_BYTES = "an apply was begun and not read back"
+
 
 def reached(situation: Situation) -> Step:
     move, progress = situation.move, situation.progress
@@ -33,10 +35,11 @@ def reached(situation: Situation) -> Step:
 def move_report(situation: Situation) -> MoveReport | None:
     move, progress = situation.move, situation.progress
     if move is None or progress is None:
-        return None
+        # Without an order there is nothing to repeat: it must be known all the same that no version is in there.
+        return MoveReport("", error=UNKNOWN_BYTES, dirty=True) if situation.dirty else None
     lost = situation.dirty and not repairable(situation)
     # An error beside `dirty: false` says that the old weights serve: never while an apply is being repeated.
-    problem = progress.error or progress.problem or "an apply was begun and not read back"
+    problem = progress.error or progress.problem or UNKNOWN_BYTES
     return MoveReport(
         id=move.id,
         reached=reached(situation),

@@ -239,8 +239,7 @@ def _settle(
     moves: dict[int, WeightMove] = {}
     for engine in members:
         move = engine.leader.move if engine.leader else None
-        behind = engine.version != committed.version and (engine.version or engine.void)
-        if engine.movable and behind:
+        if engine.movable and engine.version != committed.version:
             moves[engine.index] = _catch_up(spec, engine, committed, now)
         elif move is not None and move.reached in (Step.NONE, Step.PREPARE) and busy is None and not move.aborted:
             moves[engine.index] = replace(_given_up(spec, weights, move.id), abort=True)
