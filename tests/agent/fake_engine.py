@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -43,6 +44,7 @@ class EngineRules:
     alive: bool = True
     grammar_queue: int = 0  # requests that make flush answer 400 whatever the pause
     running: int = 0  # requests that generate
+    counted: int = 0  # what /v1/loads tells: it stands still under a pause
     aborts: int = 0  # of all requests that run or wait for it
     at_the_door: int = 0  # requests that came while it was paused: its scheduler does not know of them
     fails_to_load: int = 0  # next loads that stop half way
@@ -90,6 +92,11 @@ class EngineRules:
         self.cached = True
         self.served.append(self.version)
         return True
+
+    def load(self) -> int:
+        if self.pause_mode is None:
+            self.counted = self.running + self.grammar_queue
+        return self.counted
 
     @property
     def idle(self) -> bool:
@@ -182,6 +189,7 @@ class EngineRules:
         if mode == "abort":
             self.violations.append("SGLang's own abort mode, which may never return")
         # An in-place pause after a retracting one freezes nothing any more.
+        self.load()
         self.in_flight = mode == "in_place" and (self.in_flight or (self.pause_mode is None and self.running > 0))
         self.pause_mode = mode if (mode, self.pause_mode) != ("in_place", "retract") else self.pause_mode
 
@@ -254,9 +262,12 @@ OPEN = {"/health", "/ready", "/metrics"}
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Below the ports that the kernel gives to outgoing connections, which may take it before it is bound again."""
+    while True:
+        port = random.randrange(12_000, 30_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class FakeEngine:
@@ -393,7 +404,7 @@ class FakeEngine:
         return web.Response(text="Stop profiling.\n", status=200 if self.rules.stop_profile() else 500)
 
     async def _loads(self, request: web.Request) -> web.Response:
-        load = {"num_running_reqs": self.rules.running, "num_waiting_reqs": self.rules.grammar_queue}
+        load = {"num_running_reqs": self.rules.load(), "num_waiting_reqs": 0}
         return web.json_response({"loads": [load]})
 
     async def _generate(self, request: web.Request) -> web.Response:

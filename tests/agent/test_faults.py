@@ -113,9 +113,12 @@ class DirectEngine:
     async def abort_all(self) -> None:
         (await self._before()).abort_all()
 
+    async def sweep(self) -> None:
+        await self.abort_all()
+
     async def load(self) -> Load:
         rules = await self._before()
-        return Load(rules.running, rules.grammar_queue)
+        return Load(rules.load(), 0)
 
     async def fence(self) -> None:
         rules = await self._before()

@@ -16,6 +16,7 @@ class Draining:
     seconds: float
     since: float | None = None
     idle_since: float | None = None
+    swept: bool = False
 
     def begin(self, now: float) -> None:
         if self.since is None:
@@ -25,11 +26,15 @@ class Draining:
         """True if what is left is to be aborted now. `held`: a pause holds it, so it would wait for ever and its
         clients had better hear of it now than at the cut."""
         self.begin(now)
-        if not load.running + load.queued:
+        if held and not self.swept:
+            self.swept = True
+            return True
+        # Under a pause the counts stand still, and nothing comes to the scheduler after the abort.
+        if held or not load.requests:
             self.idle_since = now if self.idle_since is None else self.idle_since
             return False
         self.idle_since = None
-        return held or self.overdue(now)
+        return self.overdue(now)
 
     def overdue(self, now: float) -> bool:
         return self.since is not None and now - self.since > self.seconds

@@ -51,25 +51,24 @@ class MemorySteps:
         self.emptying = Emptying(start, began_at, now, load.requests)
 
     async def empty(self, situation: Situation) -> None:
-        """The engine's own word counts, by a flush: its condition is that of a release, and counts of requests may be
-        some steps old."""
+        """The engine's own word counts, by a flush: its condition is that of a release, and counts of requests stand
+        still under a pause."""
         engine, now = self._watch.engine, self._clock()
+        began = self.emptying or Emptying(situation.facts.start_id, now, now, 0)
         try:
             async with asyncio.timeout(EMPTY_SECONDS):
-                while not await self._is_empty():
+                if began.requests:
+                    await engine.sweep()
+                while not await self._flushed():
                     await engine.abort_all()
                     await asyncio.sleep(EMPTY_AGAIN_SECONDS)
         except TimeoutError as error:
             raise EngineError(f"requests are left {EMPTY_SECONDS:g} s after all were aborted") from error
-        began = self.emptying or Emptying(situation.facts.start_id, now, now, 0)
         self.emptying = replace(began, requests=0, emptied=True)
 
-    async def _is_empty(self) -> bool:
-        engine = self._watch.engine
-        if (await engine.load()).requests:
-            return False
+    async def _flushed(self) -> bool:
         try:
-            await engine.flush_cache()
+            await self._watch.engine.flush_cache()
         except CacheBusy:
             return False
         return True

@@ -50,8 +50,11 @@ def next_step(situation: Situation) -> Action | None:
 
 
 def _empty_by_itself(situation: Situation, seconds: float) -> Action | None:
-    """None when no request is left, or the time for that is over, or it was seen already."""
+    """None when no request is left, or the time for that is over, or it was seen already. Counts stand still under a
+    pause, so they are of its beginning."""
     emptying, now = situation.emptying, situation.now
+    if situation.pause is PauseMode.ABORT:
+        return None
     if emptying is None:
         return LookAtLoad()
     if emptying.emptied or not emptying.requests or now >= emptying.began_at + seconds:
