@@ -256,6 +256,8 @@ ADMIN = {
     "/weights_checker",
     "/release_memory_occupation",
     "/resume_memory_occupation",
+    "/start_profile",
+    "/stop_profile",
     "/server_info",
 }
 OPEN = {"/health", "/ready", "/metrics"}

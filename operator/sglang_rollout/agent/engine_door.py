@@ -27,8 +27,8 @@ RELEASE, RESUME = "release_memory_occupation", "resume_memory_occupation"
 UPDATES = "update_weights_from_"
 # Here SGLang wants the data key even of one who has the admin key (srt/utils/auth.py, level normal).
 WITH_DATA_KEY = (
-    "generate", "v1/", "health", "ready", "metrics", "ping", "model_info", "get_model_info", "start_profile",
-    "stop_profile", "tokenize", "detokenize", "classify", "encode", "openapi.json",
+    "generate", "v1/", "health", "ready", "metrics", "ping", "model_info", "get_model_info", "tokenize", "detokenize",
+    "classify", "encode", "open_session", "close_session", "parse_function_call", "separate_reasoning", "openapi.json",
 )  # fmt: skip
 _FORWARDED = ("Content-Type", "Accept")
 

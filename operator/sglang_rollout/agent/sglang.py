@@ -194,13 +194,13 @@ class SGLang:
     async def start_profile(self, folder: str, steps: int, name: str) -> None:
         """The traces' names begin with `name`. It ends by itself after `steps` steps of the scheduler."""
         body = {"output_dir": folder, "num_steps": steps, "profile_id": name}
-        status, text = await self._call("POST", "/start_profile", body, self._data, CONTROL_SECONDS)
+        status, text = await self._call("POST", "/start_profile", body, self._admin, CONTROL_SECONDS)
         if status != 200:
             raise EngineError(f"/start_profile answered {status}: {_one_line(text)}")
 
     async def stop_profile(self, seconds: float) -> bool:
         """False when none was under way."""
-        status, _ = await self._call("POST", "/stop_profile", None, self._data, seconds)
+        status, _ = await self._call("POST", "/stop_profile", None, self._admin, seconds)
         return status == 200
 
     async def load_from_disk(self, weights: WeightVersion, seconds: float) -> None:
