@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sglang_rollout.transitions.observed import ChildView
 from sglang_rollout.transitions.plan import plan
 
-from .simulation import Simulation
+from .simulation import SimPod, Simulation
 
 # More of them find rarer schedules: EXAMPLES=2000 for a long look.
 EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
@@ -242,6 +242,68 @@ def test_a_router_pod_that_is_ending_is_told_and_waited_for_as_well() -> None:
     )
     fleet.settle(10)
     assert fleet.weights.version == "2"
+
+
+def rounds_without(fleet: Simulation, deaf: SimPod, rounds: int = 12, seconds: float = 1.0) -> None:
+    """Everything moves but pods come and go; `deaf` hears no new orders, and goes on reporting."""
+    for _ in range(rounds):
+        fleet.reconcile()
+        for uid in list(fleet.pods):
+            if uid != deaf.uid:
+                fleet.hear(uid)
+            fleet.run_pod(uid)
+            fleet.deliver(uid)
+        assert_truth(fleet, rolling=False)
+        fleet.now += timedelta(seconds=seconds)
+
+
+def until_paused(fleet: Simulation) -> None:
+    while not all(pod.engine.paused for pod in fleet.pods.values() if pod.engine):
+        fleet.settle(1)
+
+
+@pytest.mark.parametrize("patch", [{"engine": {"image": "sglang:2"}}, {"memory": {"weightsBackup": "HostMemory"}}])
+def test_an_engine_is_replaced_or_restarted_only_when_no_router_has_it(patch: dict[str, Any]) -> None:
+    fleet = Simulation()
+    fleet.settle()
+    before = {pod.uid: pod.engine.start_id for pod in fleet.pods.values() if pod.engine}
+    fleet.patch(**patch)
+    rounds_without(fleet, next(pod for pod in fleet.pods.values() if pod.engine_index is None))
+    assert not any(pod.terminating for pod in fleet.pods.values())
+    assert {pod.uid: pod.engine.start_id for pod in fleet.pods.values() if pod.engine} == before
+    fleet.settle()
+    assert not {pod.engine.start_id for pod in fleet.pods.values() if pod.engine} & set(before.values())
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_an_engine_is_not_drained_in_the_middle_of_a_move() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    until_paused(fleet)
+    fleet.patch(engine={"image": "sglang:2"})
+    fleet.reconcile()
+    orders = [pod.orders for pod in fleet.pods.values() if pod.engine_index is not None]
+    assert not any(order.drain for order in orders if order)
+    assert all(order.move for order in orders if order)
+    fleet.settle()
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
+
+
+def test_who_does_not_apply_in_time_is_out_of_the_routers_before_the_others_go_on() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    until_paused(fleet)
+    late = next(pod for pod in fleet.pods.values() if pod.engine_index == 1)
+    rounds_without(fleet, late, seconds=30.0)
+    assert fleet.weights.version == "default", "the others wait for it until the deadline"
+    rounds_without(fleet, late, rounds=20, seconds=60.0)
+    assert fleet.serving() == {"f-e0-0": "2"}
+    routers = [pod for pod in fleet.pods.values() if pod.engine_index is None]
+    assert all(worker.engine != "f-e1" for router in routers for worker in router.router_workers.values())
+    fleet.settle()
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
 
 
 def test_changes_of_other_things_do_not_hold_up_a_move() -> None:

@@ -84,6 +84,7 @@ def test_the_wait_doubles_up_to_its_maximum(restarts: int, delay: int) -> None:
         (2, 31, False, False),
         (2, 61, True, False),
         (3, 3000, False, True),
+        (1, -86400, True, False),  # written by a clock that was a day ahead
     ],
 )
 def test_restarts_are_spaced_and_counted(restarts: int, ago: float, deletes: bool, exhausted: bool) -> None:
