@@ -126,3 +126,18 @@ def test_memory_is_released_only_when_no_engine_is_on_its_way_back() -> None:
         assert everyone or memory.kv_cache == "Resident"
     assert "Resident" in told
     assert told[-1] == "Released"
+
+
+def test_a_version_of_a_trainer_gets_its_folder_when_spec_names_it() -> None:
+    """An engine that starts after the trainer has handed the fleet back must find the weights."""
+    fleet = Simulation(control="External")
+    fleet.settle()
+    for engine in engines_of(fleet):
+        engine.bytes_version = "trained-1"
+    fleet.settle(6)
+    source = {"type": "Disk", "disk": {"path": "/models/trained-1"}}
+    fleet.patch(control="Operator", weights={"version": "trained-1", "source": source})
+    fleet.settle()
+    assert [(one.version, one.path) for one in fleet.weights.history][-1] == ("trained-1", "/models/trained-1")
+    assert fleet.boot.path == "/models/trained-1"
+    assert set(fleet.serving().values()) == {"trained-1"}

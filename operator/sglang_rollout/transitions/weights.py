@@ -66,6 +66,7 @@ def advance(
         weights = weights.with_committed(boot.version, boot.path, now)
     if spec.control == "External":
         return _follow(engines, weights, now)
+    weights = _with_path(weights, target_version(spec))
     committed = committed_version(weights)
     target = target_version(spec) or committed
     members = [engine for engine in engines if engine.wanted]
@@ -85,6 +86,15 @@ def advance(
         fresh = fresh.with_committed(target.version, target.path, now).model_copy(update={"version": target.version})
         return _settle(members, spec, fresh, "Idle", now)
     return _prepare(members, spec, weights, target, generation, now)
+
+
+def _with_path(weights: WeightsStatus, named: WeightVersion | None) -> WeightsStatus:
+    """With the folder that spec names for the newest version, where a trainer moved the fleet to it and told none."""
+    newest = weights.history[-1]
+    if newest.path or named is None or named.version != newest.version:
+        return weights
+    told = newest.model_copy(update={"path": named.path})
+    return weights.model_copy(update={"history": (*weights.history[:-1], told)})
 
 
 def _follow(engines: Collection[EngineView], weights: WeightsStatus, now: datetime) -> WeightsPlan:
@@ -166,7 +176,7 @@ def _judge(
 def _relabelled(weights: WeightsStatus, target: WeightVersion) -> str:
     """Why this label cannot be used for these bytes: it was used for others, and engines or a trainer's records may
     still know it as those. Empty: it can."""
-    other = [entry.path for entry in weights.history if entry.version == target.version and entry.path != target.path]
+    other = [e.path for e in weights.history if e.version == target.version and e.path not in ("", target.path)]
     if not other:
         return ""
     return f"version {target.version} was served from {other[0]}: give {target.path} a label of its own"
