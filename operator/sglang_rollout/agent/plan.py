@@ -90,6 +90,9 @@ def _advance(situation: Situation) -> Action | None:
         return None
     if action := _prepare(situation):
         return action
+    if move.until is Step.APPLY and situation.now < progress.retry_at:
+        # The whole fleet stands at the barrier, and others may have applied: no token of the old weights any more.
+        return Nothing(progress.problem, progress.retry_at)
     if move.until < Step.PAUSE or situation.now < progress.retry_at or MemoryTag.WEIGHTS in situation.released:
         return None
     if weaker(situation.pause, stronger(situation)):
