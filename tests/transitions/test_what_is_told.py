@@ -141,3 +141,15 @@ def test_a_version_of_a_trainer_gets_its_folder_when_spec_names_it() -> None:
     assert [(one.version, one.path) for one in fleet.weights.history][-1] == ("trained-1", "/models/trained-1")
     assert fleet.boot.path == "/models/trained-1"
     assert set(fleet.serving().values()) == {"trained-1"}
+
+
+def test_a_check_waits_for_an_engine_that_is_away_for_a_moment() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    away = next(pod.uid for pod in fleet.pods.values() if pod.engine is not None)
+    fleet.kill_engine(away)
+    fleet.patch(weightCheck={"requestID": "7", "action": "Checksum"})
+    fleet.settle()
+    check = fleet.rollout.status.last_weight_check
+    assert check is not None
+    assert (check.result, len(check.engines)) == ("Passed", 2)

@@ -18,6 +18,7 @@ from .engines import EngineView
 from .planned import EventNote
 
 DEADLINE_SECONDS = 600.0
+ABSENT_SECONDS = 60.0  # that an engine which is not up is waited for
 COUNTS_AS_DONE = "was there when the resource was made: counts as done"
 
 
@@ -57,6 +58,19 @@ def advance(
         events=(*check.events, *profile.events),
         wake=min((wake for wake in (check.wake, profile.wake) if wake is not None), default=None),
     )
+
+
+def _is_over(members: Collection[EngineView], up: Collection[EngineView], ended: Collection[int], left: float) -> bool:
+    """Every engine has answered, or those that are up have while the others were waited for, or its time is up."""
+    waited = DEADLINE_SECONDS - left
+    everyone = len(ended) == len(members) or waited >= ABSENT_SECONDS
+    return left <= 0 or (bool(up) and len(ended) == len(up) and everyone)
+
+
+def _next_look(left: float) -> float:
+    """Seconds until time alone changes something."""
+    absent = left - (DEADLINE_SECONDS - ABSENT_SECONDS)
+    return absent if absent > 0 else left
 
 
 def results(engines: Collection[EngineView], operation_id: str) -> dict[int, OperationReport]:
@@ -101,7 +115,7 @@ class _Check:
         found = results(up, operation.id)
         left = seconds_left(last.started_at, DEADLINE_SECONDS, self.now)
         ended = {index: report for index, report in found.items() if report.result is not OperationResult.RUNNING}
-        if (up and len(ended) == len(up)) or left <= 0:
+        if _is_over(self.members, up, ended, left):
             done = self._ended(last, up, ended)
             text = f"{last.action} {last.request_id}: {done.result} {done.message}".strip()
             note = EventNote("Normal" if done.result == "Passed" else "Warning", "WeightCheck", text)
@@ -114,7 +128,7 @@ class _Check:
             resetting=frozenset(e.index for e in up if e.index not in ended)
             if resetting and self.quiet
             else frozenset(),
-            wake=left,
+            wake=_next_look(left),
         )
 
     def _ended(
@@ -215,7 +229,7 @@ class _Profile:
         found = results(up, operation.id)
         ended = {index: report for index, report in found.items() if report.result is not OperationResult.RUNNING}
         left = seconds_left(last.started_at, DEADLINE_SECONDS, self.now)
-        if (up and len(ended) == len(up)) or left <= 0:
+        if _is_over(self.members, up, ended, left):
             bad = [r for r in ended.values() if r.result is not OperationResult.PASSED]
             missing = len(self.members) - len(ended)
             said = "; ".join(report.message for report in ended.values())
@@ -226,4 +240,4 @@ class _Profile:
                 "message": shorten(message, 1024),
             }
             return OperationsPlan(None, last.model_copy(update=done))
-        return OperationsPlan(None, last, asked={e.index: [operation] for e in up if self.quiet}, wake=left)
+        return OperationsPlan(None, last, asked={e.index: [operation] for e in up if self.quiet}, wake=_next_look(left))
