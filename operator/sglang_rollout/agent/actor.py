@@ -53,6 +53,7 @@ class Actor:
         self._one_shots = OneShotSteps(watch, journal, settings, clock)
         self._progress: Progress | None = None
         self._continued_start = ""
+        self._applying = False
 
     @property
     def journal(self) -> Journal:
@@ -101,6 +102,7 @@ class Actor:
             progress=self._progress,
             now=self._clock(),
             rank=self._rank,
+            applying=self._applying,
             paused_since=mark.since if mark else 0.0,
             turned=mark is not None and mark.turned,
             released=frozenset([*held.released, *held.doing]) if held else frozenset(),
@@ -190,9 +192,10 @@ class Actor:
         engine = self._watch.engine
         if situation.pause is PauseMode.IN_PLACE:
             await engine.fence()
-        self.remember(open_apply=OpenApply(situation.facts.start_id, move.id, move.weights))
-        self.save()
+        self._applying = True
         try:
+            self.remember(open_apply=OpenApply(situation.facts.start_id, move.id, move.weights))
+            self.save()
             await engine.load_from_disk(move.weights, move.timeout_seconds)
             info = await engine.model_info()
             held = WeightVersion(info.version, info.path)
@@ -202,6 +205,8 @@ class Actor:
             assert self._progress is not None
             self._note(failures=self._progress.failures + 1, prepared=False, flushed=False)
             raise EngineError(f"version {move.weights.version!r}: {error}") from error
+        finally:
+            self._applying = False
         residency = self.journal.residency
         self.remember(open_apply=None, residency=replace(residency, void="") if residency else None)
         self.save()

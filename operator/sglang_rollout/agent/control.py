@@ -92,6 +92,7 @@ class Control:
     def accept(self, desired: AgentDesired) -> AgentReport:
         """A desired state of a term that is obeyed: remembered before it is answered."""
         self._lease_term = desired.lease_term
+        desired = _never_back(desired, self.desired)
         if desired != self.desired:
             self._actor.remember(desired=desired)
             self._actor.save()
@@ -342,3 +343,11 @@ class Control:
             self._is_drained.set()
         else:
             self._is_drained.clear()
+
+
+def _never_back(desired: AgentDesired, before: AgentDesired | None) -> AgentDesired:
+    """`until` of one move only grows: what was ordered on late knowledge must not undo a step that was ordered."""
+    if before is None or before.move is None or desired.move is None or before.move.id != desired.move.id:
+        return desired
+    until = max(desired.move.until, before.move.until)
+    return replace(desired, move=replace(desired.move, until=until))

@@ -16,6 +16,9 @@ def reached(situation: Situation) -> Step:
     if move is None or progress is None or situation.facts.state is not EngineState.SERVING:
         return Step.NONE
     prepared = min(Step.PREPARE, move.until) if progress.prepared else Step.NONE
+    if situation.dirty and not lost(situation) and situation.pause is not None:
+        # It stands at the barrier while it applies: falling behind it would call the whole fleet back.
+        return min(Step.PAUSE, move.until)
     if situation.dirty or progress.given_up:
         return prepared
     if situation.rank > 0:
@@ -32,20 +35,25 @@ def reached(situation: Situation) -> Step:
     return prepared
 
 
+def lost(situation: Situation) -> bool:
+    """Bytes of no known version, and no order to repeat the apply that left them."""
+    return situation.dirty and not situation.applying and not repairable(situation)
+
+
 def move_report(situation: Situation) -> MoveReport | None:
     move, progress = situation.move, situation.progress
     if move is None or progress is None:
         # Without an order there is nothing to repeat: it must be known all the same that no version is in there.
-        return MoveReport("", error=UNKNOWN_BYTES, dirty=True) if situation.dirty else None
-    lost = situation.dirty and not repairable(situation)
+        return MoveReport("", error=UNKNOWN_BYTES, dirty=True) if lost(situation) else None
+    without_hope = lost(situation)
     # An error beside `dirty: false` says that the old weights serve: never while an apply is being repeated.
     problem = progress.error or progress.problem or UNKNOWN_BYTES
     return MoveReport(
         id=move.id,
         reached=reached(situation),
-        error=problem if lost else "" if situation.dirty else progress.error,
+        error=problem if without_hope else "" if situation.dirty else progress.error,
         refused=progress.refused and not situation.dirty,
-        dirty=lost,
+        dirty=without_hope,
         aborted=progress.aborted and situation.level_holds,
         prepare_seconds=progress.prepare_seconds,
         stall_seconds=progress.stall_seconds,

@@ -80,9 +80,9 @@ class Emptying:
 @dataclass(frozen=True)
 class Situation:
     """pause: how the engine is paused now, None when it runs; paused_since: when, by the monotonic clock; turned: in
-    place of a pause in place. dirty: its bytes may be of any version. released: also what a call that was begun may
-    have released; unsure: there is such a call, and nobody waits for its answer any more. void: why its bytes are no
-    weights at all."""
+    place of a pause in place. dirty: its bytes may be of any version; applying: because they are being put in right
+    now. released: also what a call that was begun may have released; unsure: there is such a call, and nobody waits
+    for its answer any more. void: why its bytes are no weights at all."""
 
     desired: AgentDesired
     facts: EngineFacts
@@ -91,6 +91,7 @@ class Situation:
     progress: Progress | None
     now: float
     rank: int = 0
+    applying: bool = False
     paused_since: float = 0.0
     turned: bool = False
     released: frozenset[MemoryTag] = frozenset()
