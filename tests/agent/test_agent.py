@@ -174,6 +174,20 @@ async def test_a_failed_health_check_is_not_taken_for_a_pause(serving: FakePod) 
     assert serving.engine.rules.calls.count("continue") == 1
 
 
+async def test_an_engine_whose_pause_failed_half_way_is_continued_all_the_same(serving: FakePod) -> None:
+    assert serving.engine is not None
+    await serving.put(serving.desired(execution=PAUSED))
+    await serving.until(lambda r: r.engine.paused)
+    await serving.put(serving.desired(generation=2))
+    await serving.until(lambda r: not r.engine.paused)
+    refusals = serving.engine.failures["/abort_request"] = [500] * 3
+    await serving.put(serving.desired(generation=3, execution=Execution(ExecutionState.PAUSED, PauseMode.ABORT)))
+    await eventually(lambda: len(refusals) < 3)
+    await serving.put(serving.desired(generation=4))
+    answer = await asyncio.wait_for(serving.generate(1), 10)
+    assert len(answer["versions"]) == 1
+
+
 # --- moves ---
 
 

@@ -169,8 +169,9 @@ class Actor:
             if situation.pause is None:
                 self._note(paused_at=self._clock())
         self._note(flushed=False)
-        await self._watch.engine.pause(mode)
+        # Before the call: it may pause the engine and fail after that, and then it must be taken for paused.
         self._continued_start = ""
+        await self._watch.engine.pause(mode)
         self.remember(pause=PauseMark(situation.facts.start_id, mode, self._clock(), turned))
         self._watch.assume(ready=False)
         self._note(problem="")
