@@ -16,10 +16,10 @@ async def test_an_engine_whose_pause_failed_half_way_is_continued(serving: FakeP
     """It is paused, its requests could not be aborted, and the agent has continued it once before."""
     assert serving.engine is not None
     rules = serving.engine.rules
-    for generation, execution in ((2, Execution(ExecutionState.PAUSED)), (3, Execution())):
-        await serving.put(serving.desired(generation=generation, execution=execution))
-        paused = execution.state is ExecutionState.PAUSED
-        await serving.until(lambda r, paused=paused: r.engine.paused is paused)
+    await serving.put(serving.desired(generation=2, execution=Execution(ExecutionState.PAUSED)))
+    await serving.until(lambda r: r.engine.paused)
+    await serving.put(serving.desired(generation=3))
+    await serving.until(lambda r: not r.engine.paused)
     serving.engine.failures["/abort_request"] = [500] * 1000
     await serving.put(serving.desired(generation=4, execution=ABORTED))
     await eventually(lambda: rules.pause_mode is not None)
