@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -247,4 +248,25 @@ async def test_the_last_of_many_orders_holds(make_pod: MakePod, versions: Versio
     assert (await pod.generate(2))["versions"] == ["2", "2"]
     await asyncio.gather(*running)
     assert pod.kills == []
+    assert not rules.violations
+
+
+async def test_a_move_in_between_starts_the_time_for_requests_anew(make_pod: MakePod, versions: Versions) -> None:
+    """What was seen of requests before a move says nothing of those after it."""
+    pod = await started(make_pod, LaunchOptions(memory_saver=True, weights_backup=True))
+    assert pod.engine is not None
+    rules = pod.engine.rules
+    running = [asyncio.create_task(pod.generate(400))]
+    await eventually(lambda: rules.running > 0)
+    order = MemoryOrder(ALL, drain_seconds=3.0)
+    await pod.put(pod.desired(execution=PAUSED, memory=order))
+    await pod.until(lambda r: "requests to end" in r.message)
+    wanted = WeightMove("m", versions("2"), Step.PAUSE)
+    await pod.put(pod.desired(execution=PAUSED, memory=order, move=wanted))
+    await pod.until(lambda r: r.move is not None and r.move.reached is Step.PAUSE)
+    await asyncio.sleep(3.2)
+    await pod.put(pod.desired(execution=PAUSED, memory=order, move=replace(wanted, until=Step.CONTINUE)))
+    await pod.until(lambda r: r.engine.released == ALL)
+    assert len((await running[0])["versions"]) == 400
+    assert "abort" not in rules.calls
     assert not rules.violations

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from sglang_rollout.protocol.memory import MemoryTag
 
+from . import residency
 from .actions import Release, Resume
 from .engine_watch import EngineWatch
 from .journal import JournalFile, Residency
@@ -31,11 +32,12 @@ class MemorySteps:
         self.emptying: Emptying | None = None
 
     def follow(self, situation: Situation) -> None:
-        """Forgets what belongs to another engine process, or to an order that is no more."""
+        """Forgets what belongs to another engine process, to an order that is no more, or to a time before a weight
+        move that the release waits for."""
         order = situation.desired.memory
         wanted = frozenset(order.released) if order else frozenset()
         other = self.emptying is not None and self.emptying.start_id != situation.facts.start_id
-        if other or not wanted - situation.released:
+        if other or not wanted - situation.released or residency.refusal(situation):
             self.emptying = None
 
     def not_empty_any_more(self) -> None:
