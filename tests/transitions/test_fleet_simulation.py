@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_rollout.transitions.observed import ChildView
@@ -545,6 +545,14 @@ def assert_truth(fleet: Simulation, rolling: bool) -> None:
 @pytest.mark.parametrize("nodes", [1, 2])
 @settings(max_examples=EXAMPLES)
 @given(story=ACTIONS)
+# A slow router still has an engine of a version that the decision of a rolling move takes away.
+@example(
+    story=[
+        (("version", 2), [("kill_engine", 0), ("break_apply", 0), ("delete_pod", 2)]),
+        (("image", 2), [("scramble", 108)]),
+        (("version", 3), [("scramble", 1246), ("scramble", 0)]),
+    ]
+)
 def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
     nodes: int, rolling: bool, story: list[tuple[tuple[str, Any], list[tuple[str, Any]]]]
 ) -> None:

@@ -25,7 +25,7 @@ from .operations import OperationsPlan
 from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan
 from .revisions import Revision
 from .summary import FleetFacts, router_url, summarize
-from .weights import WeightsPlan
+from .weight_steps import WeightsPlan
 
 
 def plan(observed: Observed, now: datetime) -> Plan:
@@ -112,7 +112,7 @@ def _weights_and_routing(
         step = weights.advance(engines, spec, status, generation, now, in_step)
         ordered = operations.advance(observed.rollout, engines, step.status, unregistered, now)
         taken = revision.drain | residency.turns
-        leaving = (taken - step.engaged) | releasing | ordered.resetting
+        leaving = (taken - step.engaged) | releasing | ordered.resetting | step.parting
         chosen = [
             engine
             for engine in engines

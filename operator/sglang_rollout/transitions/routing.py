@@ -19,7 +19,7 @@ from .engines import EngineView
 from .groups import GroupState
 from .observed import Observed, PodView
 from .versions import is_allowed
-from .weights import WeightsPlan
+from .weight_steps import WeightsPlan
 
 
 def routable(

@@ -1,0 +1,166 @@
+"""A move of the fleet after its decision: the barriers of AllAtOnce and the waves of Rolling. It only goes forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from ..api import Spec, WeightsStatus
+from ..api.conditions import seconds_left, timestamp
+from ..api.status import WeightTransaction
+from ..protocol.weights import Step, WeightMove, WeightVersion
+from .engines import EngineView
+from .planned import EventNote
+from .versions import committed_version
+from .weight_steps import WeightsPlan, catch_up, move_order, stuck_engines
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A decided transaction, from the reports alone: whoever leads next comes to the same steps."""
+
+    members: list[EngineView]
+    engines: tuple[EngineView, ...]
+    spec: Spec
+    weights: WeightsStatus
+    transaction: WeightTransaction
+    now: datetime
+    routers_in_step: bool
+
+    def plan(self) -> WeightsPlan:
+        if self.spec.engine.pipeline_parallel_size > 1:
+            return self._by_restart()
+        return self._waves() if self._is_committed() else self._barriers()
+
+    @property
+    def target(self) -> WeightVersion:
+        return WeightVersion(self.transaction.version, self.transaction.path)
+
+    def _is_committed(self) -> bool:
+        """Whether the history has the version already: then engines that are behind only follow."""
+        return committed_version(self.weights).version == self.transaction.version
+
+    def _committed(self) -> Commit:
+        """The same transaction once its version is in the history."""
+        status = self.weights.with_committed(self.target.version, self.target.path, self.now)
+        return replace(self, weights=status.model_copy(update={"version": self.target.version}))
+
+    def _takes_part(self, engine: EngineView) -> bool:
+        return (
+            engine.movable
+            and not engine.void
+            and engine.progress(self.transaction.id) >= Step.PREPARE
+            and not engine.move_error(self.transaction.id)
+        )
+
+    def _barriers(self) -> WeightsPlan:
+        """AllAtOnce, before the version is committed: all pause, then all apply. Who has not paused when the time for
+        it is over misses the barrier and is not registered any more, and so does who has not applied after as long
+        again."""
+        timeout = self.spec.weights.timeout_seconds
+        left = seconds_left(self.transaction.decided_at, timeout, self.now)
+        needed = Step.PREPARE if left > 0 else Step.PAUSE if left > -timeout else Step.APPLY
+        part = [e for e in self.members if self._takes_part(e) and e.progress(self.transaction.id) >= needed]
+        paused = [engine for engine in part if engine.progress(self.transaction.id) >= Step.PAUSE]
+        outside = [engine for engine in self.engines if engine not in part]
+        everyone_paused = len(paused) == len(part)
+        # An engine outside may still serve the old version: it must be out of every router before the new one serves,
+        # and its moving ahead of the others would put two versions side by side.
+        alone = everyone_paused and (self.routers_in_step or not outside)
+        until = Step.APPLY if alone else Step.PAUSE
+        applied = [engine for engine in part if engine.progress(self.transaction.id) >= Step.APPLY]
+        if alone and len(applied) == len(part):
+            return self._committed()._waves()
+        moves = {engine.index: move_order(self.spec, self.transaction, until) for engine in part}
+        missing = ", ".join(engine.name for engine in outside)
+        waits = f"waiting until no router has {missing}" if everyone_paused and not alone else ""
+        members = frozenset(engine.index for engine in part)
+        return WeightsPlan(
+            status=self._status("Committing", prepared=len(part), committed=len(applied), message=waits[:2000]),
+            boot=self.target,
+            moves=moves,
+            holds=members,
+            closed=True,
+            engaged=members,
+            restarts=stuck_engines(self.members, self.spec),
+            wake=left if left > 0 else max(left + timeout, 0.0) or None,
+        )
+
+    def _waves(self) -> WeightsPlan:
+        """The version is committed. AllAtOnce: all continue. Rolling: as many at once as may be away."""
+        rolling = self.spec.weights.update_strategy.type == "Rolling"
+        behind = [engine for engine in self.members if engine.movable and not self._has_moved(engine)]
+        away = sum(1 for engine in self.members if not engine.healthy)
+        begun = [engine for engine in behind if engine.progress(self.transaction.id) >= Step.PAUSE]
+        waiting = [engine for engine in behind if engine not in begun]
+        slots = self.spec.weights.update_strategy.max_unavailable - away - len(begun)
+        chosen = [*begun, *waiting[: max(slots, 0)]] if rolling else behind
+        moves = {engine.index: self._onward(engine) for engine in chosen}
+        moves |= {
+            engine.index: move_order(self.spec, self.transaction, Step.PREPARE)
+            for engine in waiting
+            if engine.index not in moves and engine.progress(self.transaction.id) >= Step.PREPARE
+        }
+        moved = [engine for engine in self.members if self._has_moved(engine)]
+        if not behind:
+            return self._done(len(moved))
+        engaged = frozenset(engine.index for engine in begun)
+        return WeightsPlan(
+            status=self._status("Verifying" if not rolling else "Committing", committed=len(moved), message=""),
+            boot=self.target,
+            moves=moves,
+            # AllAtOnce: others serve the new version by now, so nobody is held who may still have the old one.
+            holds=engaged if rolling else frozenset(),
+            engaged=engaged,
+            restarts=stuck_engines(self.members, self.spec),
+        )
+
+    def _onward(self, engine: EngineView) -> WeightMove:
+        """This transaction's move to its end, or a catch-up for an engine that has not prepared it or failed it."""
+        if self._takes_part(engine):
+            return move_order(self.spec, self.transaction, Step.CONTINUE)
+        return catch_up(self.spec, engine, self.target, self.now)
+
+    def _has_moved(self, engine: EngineView) -> bool:
+        if not engine.healthy or engine.version != self.target.version:
+            return False
+        move = engine.leader.move if engine.leader else None
+        return move is None or not (Step.PREPARE < move.reached < Step.CONTINUE)
+
+    def _by_restart(self) -> WeightsPlan:
+        """SGLang's pipeline loop ignores pause, so its weights move by new engine processes."""
+        moved = self._committed()
+        behind = [e for e in self.members if e.movable and e.version != self.target.version]
+        rolling = self.spec.weights.update_strategy.type == "Rolling"
+        away = sum(1 for engine in self.members if not engine.healthy)
+        slots = max(self.spec.weights.update_strategy.max_unavailable - away, 0) if rolling else len(behind)
+        if not behind:
+            return moved._done(sum(1 for engine in self.members if engine.version == self.target.version))
+        return WeightsPlan(
+            status=moved._status("Committing", committed=len(self.members) - len(behind)),
+            boot=self.target,
+            restarts={engine.index: engine.start_id for engine in behind[:slots]},
+        )
+
+    def _done(self, committed: int) -> WeightsPlan:
+        stalls = [
+            move.stall_seconds
+            for engine in self.members
+            for move in engine.moves(self.transaction.id)[:1]
+            if move is not None
+        ]
+        status = self._status(
+            "Idle",
+            committed=committed,
+            completed_at=timestamp(self.now),
+            stall_seconds=f"{max(stalls):.3f}" if any(stalls) else None,
+        )
+        text = f"{committed} engines serve version {self.target.version}"
+        note = EventNote("Normal", "WeightsCommitted", text)
+        return WeightsPlan(
+            status=status, boot=self.target, restarts=stuck_engines(self.members, self.spec), events=(note,)
+        )
+
+    def _status(self, phase: str, **changes: object) -> WeightsStatus:
+        transaction = self.transaction.model_copy(update=changes)
+        return self.weights.model_copy(update={"phase": phase, "transaction": transaction})

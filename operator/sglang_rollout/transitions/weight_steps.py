@@ -1,0 +1,118 @@
+"""What a step of the weights is, and what engines do alone: keep to the committed version, or catch up with it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from ..api import Spec, WeightsStatus
+from ..api.conditions import timestamp
+from ..api.status import WeightTransaction
+from ..protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
+from .engines import EngineView
+from .planned import EventNote
+from .versions import committed_version
+
+# A refused checkpoint may be one that is still being written.
+RETRY_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """moves: by engine index. holds: engines in the barrier, registered although they serve an old version (they
+    are paused or will be before anything new serves). closed: no engine may be newly registered now.
+    engaged: engines that must not be taken away now, since the others count on them.
+    parting: engines that a decision would leave too far behind: they leave the routers before it.
+    restarts: start ids of engines to be killed, by index. decision: status holds a new decision."""
+
+    status: WeightsStatus
+    boot: WeightVersion
+    moves: dict[int, WeightMove] = field(default_factory=dict)
+    holds: frozenset[int] = frozenset()
+    closed: bool = False
+    engaged: frozenset[int] = frozenset()
+    parting: frozenset[int] = frozenset()
+    restarts: dict[int, str] = field(default_factory=dict)
+    decision: bool = False
+    events: tuple[EventNote, ...] = ()
+    wake: float | None = None
+
+
+def settle(
+    members: Collection[EngineView],
+    spec: Spec,
+    weights: WeightsStatus,
+    phase: str,
+    now: datetime,
+    busy: WeightTransaction | None = None,
+) -> WeightsPlan:
+    """Every engine at the committed version: those that are not catch up alone. busy: the transaction that is in
+    preparation; without one, moves that engines still prepare are given up."""
+    committed = committed_version(weights)
+    moves: dict[int, WeightMove] = {}
+    for engine in members:
+        move = engine.leader.move if engine.leader else None
+        if engine.movable and engine.version != committed.version:
+            moves[engine.index] = catch_up(spec, engine, committed, now)
+        elif move is not None and move.reached in (Step.NONE, Step.PREPARE) and busy is None and not move.aborted:
+            moves[engine.index] = replace(give_up_order(spec, weights, move.id), abort=True)
+        elif engine.healthy and move is not None and Step.PREPARE < move.reached < Step.CONTINUE:
+            # A move that was under way when its transaction ended is brought to its end.
+            moves[engine.index] = catch_up(spec, engine, committed, now)
+    transaction = busy if busy is not None else weights.transaction
+    if busy is None and transaction is not None and transaction.completed_at is None:
+        transaction = transaction.model_copy(update={"decision": "Abort", "completed_at": timestamp(now)})
+    status = weights.model_copy(update={"phase": phase, "transaction": transaction})
+    refused = any(e.move_refused(moves[e.index].id) for e in members if e.index in moves)
+    wake = RETRY_SECONDS if refused else None
+    return WeightsPlan(status=status, boot=committed, moves=moves, restarts=stuck_engines(members, spec), wake=wake)
+
+
+def catch_up(spec: Spec, engine: EngineView, committed: WeightVersion, now: datetime) -> WeightMove:
+    return WeightMove(
+        id=_catch_up_id(engine, committed, now),
+        weights=committed,
+        until=Step.CONTINUE,
+        pause_mode=PauseMode(spec.weights.pause_mode),
+        kv_cache=KVCache(spec.weights.kv_cache),
+        timeout_seconds=float(spec.weights.timeout_seconds),
+    )
+
+
+def _catch_up_id(engine: EngineView, committed: WeightVersion, now: datetime) -> str:
+    """The same while it goes on; another one from time to time after it was refused, to try again."""
+    name = f"catch-up:{engine.start_id}:{committed.version}" + (f":{engine.void}" if engine.void else "")
+    move = engine.leader.move if engine.leader else None
+    if move is None or move.id.split("#")[0] != name:
+        return name
+    return f"{name}#{int(now.timestamp() // RETRY_SECONDS)}" if move.error else move.id
+
+
+def give_up_order(spec: Spec, weights: WeightsStatus, move_id: str) -> WeightMove:
+    return WeightMove(move_id, committed_version(weights), Step.PREPARE, PauseMode(spec.weights.pause_mode))
+
+
+def stuck_engines(members: Collection[EngineView], spec: Spec) -> dict[int, str]:
+    """Engines whose weights nobody can vouch for, and those that cannot move while they run."""
+    if spec.weights.failure_policy == "KeepGated":
+        return {}
+    stuck = {}
+    for engine in members:
+        catching_up = f"catch-up:{engine.start_id}:"
+        move = engine.leader.move if engine.leader else None
+        failed = move is not None and move.id.startswith(catching_up) and move.error and not move.refused
+        if engine.start_id and (engine.dirty or failed):
+            stuck[engine.index] = engine.start_id
+    return stuck
+
+
+def move_order(spec: Spec, transaction: WeightTransaction, until: Step) -> WeightMove:
+    return WeightMove(
+        id=transaction.id,
+        weights=WeightVersion(transaction.version, transaction.path),
+        until=until,
+        pause_mode=PauseMode(spec.weights.pause_mode),
+        kv_cache=KVCache(spec.weights.kv_cache),
+        timeout_seconds=float(spec.weights.timeout_seconds),
+    )
