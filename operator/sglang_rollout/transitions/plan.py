@@ -46,6 +46,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
     moved, ordered, desired, routable, in_step = _weights_and_routing(
         observed, engines, states, revision, residency, unregistered, now
     )
+    # What takes an engine's memory waits for the routers' word that they have exactly the others: a router that has
+    # not taken the last order may still follow an older one.
+    residency = memory.advance(engines, spec, unregistered if in_step else frozenset())
     revision, residency = revision.without(moved.engaged), residency.without(moved.engaged)
     manifests, spec_error = _manifests(observed, engines, revision, moved.boot)
     facts = FleetFacts(
@@ -110,7 +113,8 @@ def _weights_and_routing(
 
     def with_routers(in_step: bool) -> tuple[WeightsPlan, OperationsPlan, frozenset[int], RouterDesired]:
         step = weights.advance(engines, spec, status, generation, now, in_step)
-        ordered = operations.advance(observed.rollout, engines, step.status, unregistered, now)
+        out_of_routers = unregistered if in_step else frozenset()
+        ordered = operations.advance(observed.rollout, engines, step.status, out_of_routers, now)
         taken = revision.drain | residency.turns
         leaving = (taken - step.engaged) | releasing | ordered.resetting | step.parting
         chosen = [
