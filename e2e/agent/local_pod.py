@@ -78,6 +78,9 @@ class LocalPod:
             pod.ENV_RUN_DIR: str(self.folder / "run"),
             pod.ENV_STATE_DIR: str(self.folder / "state"),
             pod.ENV_FLEET_DIR: str(self.folder),
+            pod.ENV_PROFILE_DIR: str(self.folder / "profiles"),
+            pod.ENV_NAMESPACE: "local",
+            pod.ENV_POD_NAME: "local-0",
             pod.ENV_TERMINATION_LOG: str(self.folder / "termination"),
             pod.ENV_SERVED_NAME: "tiny",
             pod.ENV_STARTUP_TIMEOUT: str(START_SECONDS),
@@ -144,6 +147,13 @@ class LocalPod:
     def desired(self, **changes: Any) -> AgentDesired:
         fields = {"lease_term": 1, "generation": 1, "boot": self.boot, "execution": Execution(), "probe_seconds": 60.0}
         return AgentDesired(**{**fields, **changes})
+
+    async def drive(self, route: str, body: object, sub: str) -> tuple[int, str]:
+        """A trainer's call through the agent to one of the engine's own routes."""
+        headers = {"Authorization": f"Bearer {self.key.token(sub=sub)}"}
+        url = f"http://{self.address}:{self.agent_port}{pod.PATH_ENGINE}/{route}"
+        async with self.session.post(url, json=body, headers=headers) as response:
+            return response.status, await response.text()
 
     async def _agent_call(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """Waits for an agent that is still starting."""

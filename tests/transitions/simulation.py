@@ -441,7 +441,7 @@ class Simulation:
             rank=pod.rank,
             ip=pod.ip,
             phase="Running",
-            ready=pod.engine_index is None or up,
+            ready=pod.engine_index is None or bool(up and pod.engine and not pod.engine.unfit),
             terminating=pod.terminating,
             gone_by=pod.gone_by,
             spec_hash=pod.spec_hash,

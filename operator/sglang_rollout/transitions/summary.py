@@ -288,7 +288,8 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
         return True, "RouterStarting", f"the router is not as spec asks for: {facts.router_behind}"
     if not facts.routers_in_step:
         return True, "RouterBehind", "a router does not have exactly the routable engines yet"
-    if unready := [engine.name for engine in wanted if not engine.ready]:
+    # An engine that is out of the routers on purpose (its memory is released) is not ready on purpose, too.
+    if unready := [engine.name for engine in wanted if engine.index in facts.registered and not engine.ready]:
         return True, "PodsNotReady", f"the kubelet has not found every pod of {', '.join(unready)} ready yet"
     return False, "Settled", "the fleet is what spec asks for"
 
