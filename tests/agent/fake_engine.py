@@ -394,7 +394,8 @@ class FakeEngine:
         answer: dict[str, Any] = {"success": success, "message": message}
         if checksum:
             info = {"role": "target", "tp_rank": 0, "tp_size": 1}
-            answer |= {"ranks": [{"parallelism_info": info}], "per_engine_checksum": checksum}
+            told = [info] if self.rules.release is NEWEST else info
+            answer |= {"ranks": [{"parallelism_info": told}], "per_engine_checksum": checksum}
         return web.json_response(answer, status=200 if success else 400)
 
     async def _start_profile(self, request: web.Request) -> web.Response:

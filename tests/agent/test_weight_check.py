@@ -56,15 +56,31 @@ def test_the_first_tensors_that_differ_are_named_and_all_are_counted() -> None:
     assert (len(report.tensors), report.differing) == (10, 30)
 
 
-def test_a_checksum_comes_with_its_layout() -> None:
-    ranks = [
-        {"parallelism_info": {"role": "target", "tp_rank": rank, "tp_size": 2, "dp_rank": 0, "rank": rank, "size": 2}}
-        for rank in (1, 0)
-    ]
+def placement(role: str, rank: int) -> dict[str, object]:
+    return {"role": role, "tp_rank": rank, "tp_size": 2, "dp_rank": 0, "rank": rank, "size": 2}
+
+
+TARGET = "role=target,tp_rank=0,tp_size=2,dp_rank=0,size=2;role=target,tp_rank=1,tp_size=2,dp_rank=0,size=2"
+
+
+@pytest.mark.parametrize(
+    ("infos", "layout"),
+    [
+        ([placement("target", 1), placement("target", 0)], TARGET),
+        ([[placement("target", 1)], [placement("target", 0)]], TARGET),
+        (
+            [[placement("target", 0), placement("draft", 0)]],
+            "role=draft,tp_rank=0,tp_size=2,dp_rank=0,size=2;role=target,tp_rank=0,tp_size=2,dp_rank=0,size=2",
+        ),
+    ],
+    ids=["0.5.17", "0.5.23", "with a draft model"],
+)
+def test_a_checksum_comes_with_its_layout(infos: list[object], layout: str) -> None:
+    ranks = [{"parallelism_info": info} for info in infos]
     text = json.dumps({"success": True, "message": "", "ranks": ranks, "per_engine_checksum": "ab"})
     report = judge("c", OperationKind.CHECKSUM, 200, text, "7")
-    assert report.checksum == "ab"
-    assert report.sharding == (
-        "role=target,tp_rank=0,tp_size=2,dp_rank=0,size=2;role=target,tp_rank=1,tp_size=2,dp_rank=0,size=2"
-    )
+    assert (report.checksum, report.sharding) == ("ab", layout)
+
+
+def test_ranks_without_a_placement_are_counted() -> None:
     assert sharding([{}, None, {"parallelism_info": None}]) == ";;"

@@ -573,6 +573,36 @@ def assert_truth(fleet: Simulation, rolling: bool) -> None:
         (("check", "Reset"), [("scramble", 1), ("scramble", 1)]),
     ]
 )
+# A catch-up is given up on a late report, and the engine needs it after all.
+@example(
+    story=[
+        (
+            ("resident", 0),
+            [
+                ("scramble", 513),
+                ("scramble", 13012480),
+                ("scramble", 0),
+                ("break_apply", 0),
+                ("delete_pod", 0),
+                ("break_apply", 0),
+            ],
+        ),
+        (("replicas", 3), [("kill_engine", 0), ("break_apply", 0)]),
+        (("release", True), [("return_nodes", 0), ("scramble", 25240)]),
+        (("release", False), [("delete_pod", 3)]),
+        (
+            ("check", "Reset"),
+            [
+                ("scramble", 513),
+                ("scramble", 13012480),
+                ("kill_engine", 6),
+                ("break_apply", 0),
+                ("delete_pod", 0),
+                ("break_apply", 0),
+            ],
+        ),
+    ]
+)
 def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
     nodes: int, rolling: bool, story: list[tuple[tuple[str, Any], list[tuple[str, Any]]]]
 ) -> None:

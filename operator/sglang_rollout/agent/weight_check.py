@@ -57,12 +57,15 @@ def judge(operation_id: str, kind: OperationKind, status: int, text: str, weight
 
 
 def sharding(ranks: list[Any]) -> str:
-    """The layout of the ranks as one string: engines with equal ones hold equal parts and so have equal checksums."""
-    layout = []
+    """The layout of the ranks as one string: engines with equal ones hold equal parts and so have equal checksums.
+    A rank tells one placement (0.5.17) or one for each model that it holds, drafts included (0.5.23)."""
+    placements = []
     for rank in ranks:
-        info = rank.get("parallelism_info") or {} if isinstance(rank, Mapping) else {}
-        layout.append(",".join(f"{key}={info[key]}" for key in _PLACEMENT if key in info))
-    return ";".join(sorted(layout))
+        told = rank.get("parallelism_info") if isinstance(rank, Mapping) else None
+        for info in told if isinstance(told, list) else [told]:
+            known = info if isinstance(info, Mapping) else {}
+            placements.append(",".join(f"{key}={known[key]}" for key in _PLACEMENT if key in known))
+    return ";".join(sorted(placements))
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -64,8 +64,8 @@ def settle(
     if busy is None and transaction is not None and transaction.completed_at is None:
         transaction = transaction.model_copy(update={"decision": "Abort", "completed_at": timestamp(now)})
     status = weights.model_copy(update={"phase": phase, "transaction": transaction})
-    refused = any(e.move_refused(moves[e.index].id) for e in members if e.index in moves)
-    wake = RETRY_SECONDS if refused else None
+    ended = any(_has_ended(e, moves[e.index].id) for e in members if e.index in moves)
+    wake = RETRY_SECONDS if ended else None
     return WeightsPlan(status=status, boot=committed, moves=moves, restarts=stuck_engines(members, spec), wake=wake)
 
 
@@ -81,12 +81,17 @@ def catch_up(spec: Spec, engine: EngineView, committed: WeightVersion, now: date
 
 
 def _catch_up_id(engine: EngineView, committed: WeightVersion, now: datetime) -> str:
-    """The same while it goes on; another one from time to time after it was refused, to try again."""
+    """The same while it goes on; another one from time to time after it was refused or given up, to try again."""
     name = f"catch-up:{engine.start_id}:{committed.version}" + (f":{engine.void}" if engine.void else "")
     move = engine.leader.move if engine.leader else None
     if move is None or move.id.split("#")[0] != name:
         return name
-    return f"{name}#{int(now.timestamp() // RETRY_SECONDS)}" if move.error else move.id
+    return f"{name}#{int(now.timestamp() // RETRY_SECONDS)}" if move.error or move.aborted else move.id
+
+
+def _has_ended(engine: EngineView, move_id: str) -> bool:
+    """The engine will not take this move further: it was refused, or given up on late knowledge."""
+    return engine.move_refused(move_id) or any(move is not None and move.aborted for move in engine.moves(move_id))
 
 
 def give_up_order(spec: Spec, weights: WeightsStatus, move_id: str) -> WeightMove:
