@@ -18,13 +18,11 @@ from .engines import EngineView
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """launch: flags for engines that start from now on. orders: by engine index. turns: engines that lack flags and
-    whose turn it is: they leave the routers. restarts: start ids of those that have left them. lacking: all that lack
-    flags."""
+    """launch: flags for engines that start from now on. orders: by engine index. restarts: start ids of engines that
+    lack flags, whose turn it is, and that have left the routers. lacking: all that lack flags."""
 
     launch: LaunchOptions
     orders: dict[int, MemoryOrder] = field(default_factory=dict)
-    turns: frozenset[int] = frozenset()
     restarts: dict[int, str] = field(default_factory=dict)
     lacking: frozenset[int] = frozenset()
 
@@ -48,31 +46,49 @@ def wanted_released(spec: Spec) -> list[MemoryTag]:
     return [tag for tag, residency in by_tag.items() if residency == "Released"]
 
 
+def turns(engines: Collection[EngineView], spec: Spec) -> frozenset[int]:
+    """Engines that lack flags and whose turn it is to start again: they leave the routers first."""
+    if spec.control == "External":
+        return frozenset()
+    away = sum(1 for engine in engines if engine.wanted and not engine.healthy)
+    free = max(spec.weights.update_strategy.max_unavailable - away, 0)
+    return frozenset(engine.index for engine in _lacking(engines, spec)[:free])
+
+
 def advance(engines: Collection[EngineView], spec: Spec, unregistered: frozenset[int]) -> MemoryPlan:
     """The next step. unregistered: engines that no router has."""
     if spec.control == "External":
         return MemoryPlan(LaunchOptions())
     wanted = wanted_released(spec)
-    members = [engine for engine in engines if engine.wanted and engine.serving]
-    needed = LaunchOptions(
-        memory_saver=bool(wanted) or spec.memory.weights_backup == "HostMemory",
-        weights_backup=spec.memory.weights_backup == "HostMemory",
-    )
-    lacking = [engine for engine in members if not engine.launch.covers(needed)]
-    away = sum(1 for engine in engines if engine.wanted and not engine.healthy)
-    turns = max(spec.weights.update_strategy.max_unavailable - away, 0)
+    members = _members(engines)
+    lacking = _lacking(engines, spec)
+    chosen = turns(engines, spec) & unregistered
     orders = {
         engine.index: MemoryOrder(released=wanted)
         for engine in members
         if engine not in lacking and (not wanted or engine.index in unregistered)
     }
     return MemoryPlan(
-        launch=_with_kept_flags(needed, members),
+        launch=_with_kept_flags(_needed(spec), members),
         orders=orders,
-        turns=frozenset(engine.index for engine in lacking[:turns]),
-        restarts={engine.index: engine.start_id for engine in lacking[:turns] if engine.index in unregistered},
+        restarts={engine.index: engine.start_id for engine in lacking if engine.index in chosen},
         lacking=frozenset(engine.index for engine in lacking),
     )
+
+
+def _members(engines: Collection[EngineView]) -> list[EngineView]:
+    return [engine for engine in engines if engine.wanted and engine.serving]
+
+
+def _lacking(engines: Collection[EngineView], spec: Spec) -> list[EngineView]:
+    needed = _needed(spec)
+    return [engine for engine in _members(engines) if not engine.launch.covers(needed)]
+
+
+def _needed(spec: Spec) -> LaunchOptions:
+    """The flags that what spec asks for needs."""
+    backup = spec.memory.weights_backup == "HostMemory"
+    return LaunchOptions(memory_saver=bool(wanted_released(spec)) or backup, weights_backup=backup)
 
 
 def _with_kept_flags(needed: LaunchOptions, members: Collection[EngineView]) -> LaunchOptions:

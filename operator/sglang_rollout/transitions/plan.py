@@ -35,29 +35,29 @@ def plan(observed: Observed, now: datetime) -> Plan:
     engines = view_engines(observed, now)
     states = {engine.index: groups.advance(engine, spec.restart_policy, now) for engine in engines}
     unregistered = _unregistered(engines, observed)
+    engine_stamp, router_stamp = revisions.spec_hash(spec), revisions.router_hash(spec)
     revision = revisions.advance(
         engines,
-        revisions.spec_hash(spec),
+        engine_stamp,
         spec.weights.update_strategy.max_unavailable,
         unregistered,
         _coming(engines, observed),
     )
-    residency = memory.advance(engines, spec, unregistered)
     moved, ordered, desired, routable, in_step = _weights_and_routing(
-        observed, engines, states, revision, residency, unregistered, now
+        observed, engines, states, revision, unregistered, now
     )
     # What takes an engine's memory waits for the routers' word that they have exactly the others: a router that has
     # not taken the last order may still follow an older one.
     residency = memory.advance(engines, spec, unregistered if in_step else frozenset())
     revision, residency = revision.without(moved.engaged), residency.without(moved.engaged)
-    manifests, spec_error = _manifests(observed, engines, revision, moved.boot)
+    manifests, spec_error = _manifests(observed, engines, revision, moved.boot, engine_stamp, router_stamp)
     facts = FleetFacts(
         engines=engines,
         groups=states,
         routable=routable,
         registered=routable & _registered(engines, observed),
         routers_in_step=in_step,
-        router_behind=_router_behind(observed),
+        router_behind=_router_behind(observed, router_stamp),
         weights=moved.status,
         outdated=revision.outdated,
         problems=_problems(engines),
@@ -99,7 +99,6 @@ def _weights_and_routing(
     engines: tuple[EngineView, ...],
     states: Mapping[int, GroupState],
     revision: Revision,
-    residency: MemoryPlan,
     unregistered: frozenset[int],
     now: datetime,
 ) -> tuple[WeightsPlan, OperationsPlan, RouterDesired, frozenset[int], bool]:
@@ -110,12 +109,12 @@ def _weights_and_routing(
     status = observed.rollout.status.weights
     generation = observed.rollout.metadata.generation
     releasing = {engine.index for engine in engines} if memory.wanted_released(spec) else set()
+    taken = revision.drain | memory.turns(engines, spec)
 
     def with_routers(in_step: bool) -> tuple[WeightsPlan, OperationsPlan, frozenset[int], RouterDesired]:
         step = weights.advance(engines, spec, status, generation, now, in_step)
         out_of_routers = unregistered if in_step else frozenset()
         ordered = operations.advance(observed.rollout, engines, step.status, out_of_routers, now)
-        taken = revision.drain | residency.turns
         leaving = (taken - step.engaged) | releasing | ordered.resetting | step.parting
         chosen = [
             engine
@@ -181,30 +180,34 @@ def _router_reports(observed: Observed) -> list[RouterReport]:
     return reports if observed.external_router is None else [*reports, observed.external_router]
 
 
-def _router_behind(observed: Observed) -> str:
+def _router_behind(observed: Observed, stamp: str) -> str:
     rollout = observed.rollout
     child = observed.children.get(("Deployment", names.router_name(rollout.metadata.name)))
     applied = None if child is None else child.annotations.get(ANNOTATION_SPEC_HASH)
-    if rollout.spec.router.external is None and applied not in (None, revisions.router_hash(rollout.spec)):
+    if rollout.spec.router.external is None and applied not in (None, stamp):
         return "its Deployment is of an older spec"
-    return revisions.router_behind(observed.router_pods, rollout.spec)
+    return revisions.router_behind(observed.router_pods, rollout.spec, stamp)
 
 
 def _manifests(
-    observed: Observed, engines: tuple[EngineView, ...], revision: Revision, boot: WeightVersion
+    observed: Observed,
+    engines: tuple[EngineView, ...],
+    revision: Revision,
+    boot: WeightVersion,
+    engine_stamp: str,
+    router_stamp: str,
 ) -> tuple[tuple[Mapping[str, Any], ...], str]:
     """The children to apply. Names that belong to somebody else are left alone; diagnosis says so."""
     rollout, context = observed.rollout, observed.context
-    stamp = revisions.spec_hash(rollout.spec)
     try:
         manifests = [
-            _stamped(manifest, revisions.router_hash(rollout.spec)) if manifest["kind"] == "Deployment" else manifest
+            _stamped(manifest, router_stamp) if manifest["kind"] == "Deployment" else manifest
             for manifest in fleet_children(rollout, context, boot)
         ]
         for index in (engine.index for engine in engines if engine.wanted):
             manifests.append(headless_service(rollout, index))
             if index in revision.render:
-                manifests.append(_stamped(stateful_set(rollout, context, index), stamp))
+                manifests.append(_stamped(stateful_set(rollout, context, index), engine_stamp))
     except UnusableSpec as error:
         return (), str(error)
     uid = rollout.metadata.uid

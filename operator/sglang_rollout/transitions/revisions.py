@@ -37,13 +37,13 @@ def router_hash(spec: Spec) -> str:
     return _hash({**spec.router.to_object(), "replicas": None})
 
 
-def router_behind(pods: Collection[PodView], spec: Spec) -> str:
-    """What keeps the router's pods from being those of the present spec; empty: nothing. pods: of the router. The
-    Deployment replaces them by itself."""
+def router_behind(pods: Collection[PodView], spec: Spec, wanted_hash: str) -> str:
+    """What keeps the router's pods from being those of the present spec, whose router_hash is `wanted_hash`; empty:
+    nothing. pods: of the router. The Deployment replaces them by itself."""
     if spec.router.external is not None:
         return "pods of the operator's own router are still ending" if pods else ""
     alive = [pod for pod in pods if pod.alive]
-    old = sum(1 for pod in alive if pod.spec_hash not in ("", router_hash(spec)))
+    old = sum(1 for pod in alive if pod.spec_hash not in ("", wanted_hash))
     if old:
         return f"{old} router pods are of an older spec"
     ready = sum(1 for pod in alive if pod.ready)

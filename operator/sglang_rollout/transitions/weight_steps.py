@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from ..api import Spec, WeightsStatus
@@ -56,7 +56,7 @@ def settle(
         if engine.movable and engine.version != committed.version:
             moves[engine.index] = catch_up(spec, engine, committed, now)
         elif move is not None and move.reached in (Step.NONE, Step.PREPARE) and busy is None and not move.aborted:
-            moves[engine.index] = replace(give_up_order(spec, weights, move.id), abort=True)
+            moves[engine.index] = _give_up_order(spec, committed, move.id)
         elif engine.healthy and move is not None and Step.PREPARE < move.reached < Step.CONTINUE:
             # A move that was under way when its transaction ended is brought to its end.
             moves[engine.index] = catch_up(spec, engine, committed, now)
@@ -94,8 +94,8 @@ def _has_ended(engine: EngineView, move_id: str) -> bool:
     return engine.move_refused(move_id) or any(move is not None and move.aborted for move in engine.moves(move_id))
 
 
-def give_up_order(spec: Spec, weights: WeightsStatus, move_id: str) -> WeightMove:
-    return WeightMove(move_id, committed_version(weights), Step.PREPARE, PauseMode(spec.weights.pause_mode))
+def _give_up_order(spec: Spec, committed: WeightVersion, move_id: str) -> WeightMove:
+    return WeightMove(move_id, committed, Step.PREPARE, PauseMode(spec.weights.pause_mode), abort=True)
 
 
 def stuck_engines(members: Collection[EngineView], spec: Spec) -> dict[int, str]:
