@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ..api import Spec, WeightsStatus
@@ -15,67 +15,127 @@ from .planned import EventNote
 from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, settle
 
 
-def prepare(
-    members: list[EngineView],
-    spec: Spec,
-    weights: WeightsStatus,
-    target: WeightVersion,
-    generation: int,
-    now: datetime,
-    routers_in_step: bool,
-) -> WeightsPlan:
-    """The next step towards a decision about `target`. routers_in_step: of the engines that may serve now."""
-    transaction = weights.transaction
-    # A change of something else does not begin an open move anew: that would be for ever, if changes are frequent.
-    same = transaction is not None and (transaction.version, transaction.path) == (target.version, target.path)
-    if transaction is None or not same or (transaction.completed_at and transaction.generation != generation):
-        transaction = _new_transaction(target, generation, 1, now)
-        if reason := _relabelled(weights, target):
-            return _fail(members, spec, weights, transaction, reason, now)
-        note = EventNote("Normal", "WeightsStaging", f"preparing version {target.version} from {target.path}")
-        return _preparing(members, spec, weights, transaction, "Staging", now, (note,))
-    if transaction.completed_at is not None:
-        wait = seconds_left(transaction.completed_at, RETRY_SECONDS, now)
+@dataclass(frozen=True)
+class Preparation:
+    """A move to `target` that is not decided. routers_in_step: every router has exactly the engines that are to be
+    registered now."""
+
+    members: list[EngineView]
+    spec: Spec
+    weights: WeightsStatus
+    target: WeightVersion
+    generation: int
+    now: datetime
+    routers_in_step: bool
+
+    def plan(self) -> WeightsPlan:
+        transaction = self.weights.transaction
+        # A change of something else does not begin an open move anew: that would be for ever, if changes are frequent.
+        same = transaction is not None and (transaction.version, transaction.path) == (
+            self.target.version,
+            self.target.path,
+        )
+        if transaction is None or not same or (transaction.completed_at and transaction.generation != self.generation):
+            return self._begin()
+        if transaction.completed_at is not None:
+            return self._try_again(transaction, transaction.completed_at)
+        return self._judge(transaction)
+
+    def _begin(self) -> WeightsPlan:
+        transaction = self._transaction(1)
+        if reason := _relabelled(self.weights, self.target):
+            return self._fail(transaction, reason)
+        text = f"preparing version {self.target.version} from {self.target.path}"
+        return replace(self._preparing(transaction, "Staging"), events=(EventNote("Normal", "WeightsStaging", text),))
+
+    def _try_again(self, failed: WeightTransaction, failed_at: str) -> WeightsPlan:
+        wait = seconds_left(failed_at, RETRY_SECONDS, self.now)
         if wait > 0:
-            plan = settle(members, spec, weights, "Failed", now)
+            plan = self._failed(self.weights)
             return replace(plan, wake=wait if plan.wake is None else min(wait, plan.wake))
-        again = _new_transaction(target, generation, _attempt(transaction) + 1, now)
-        if _relabelled(weights, target):
-            return replace(settle(members, spec, weights, "Failed", now), wake=None)
+        if _relabelled(self.weights, self.target):
+            return replace(self._failed(self.weights), wake=None)
         # The reason of the last failure stays in sight while it is tried again.
-        again = again.model_copy(update={"message": transaction.message})
-        return _preparing(members, spec, weights, again, "Failed", now, ())
-    return _judge(members, spec, weights, transaction, now, routers_in_step)
+        again = self._transaction(_attempt(failed) + 1).model_copy(update={"message": failed.message})
+        return self._preparing(again, "Failed")
 
+    def _judge(self, transaction: WeightTransaction) -> WeightsPlan:
+        """What the reports of the preparing engines add up to."""
+        candidates = [engine for engine in self.members if engine.healthy]
+        refusals = [engine.move_error(transaction.id) for engine in candidates if engine.move_refused(transaction.id)]
+        if refusals:
+            return self._fail(transaction, refusals[0])
+        prepared = [engine for engine in candidates if engine.progress(transaction.id) >= Step.PREPARE]
+        transaction = transaction.model_copy(update={"prepared": len(prepared)})
+        left = seconds_left(transaction.started_at, self.spec.weights.timeout_seconds, self.now)
+        if candidates and len(prepared) == len(candidates):
+            return self._decide(transaction)
+        if not candidates and not any(_is_coming(engine) for engine in self.members):
+            return self._decide(transaction)
+        if left <= 0:
+            if prepared:
+                return self._decide(transaction)
+            errors = [error for engine in candidates if (error := engine.move_error(transaction.id))]
+            return self._fail(transaction, errors[0] if errors else "no engine was ready to prepare it in time")
+        phase = "Failed" if _attempt(transaction) > 1 else "Staging"
+        return replace(self._preparing(transaction, phase), wake=left)
 
-def _judge(
-    members: list[EngineView],
-    spec: Spec,
-    weights: WeightsStatus,
-    transaction: WeightTransaction,
-    now: datetime,
-    routers_in_step: bool,
-) -> WeightsPlan:
-    """What the reports of the preparing engines add up to."""
-    candidates = [engine for engine in members if engine.healthy]
-    refusals = [engine.move_error(transaction.id) for engine in candidates if engine.move_refused(transaction.id)]
-    if refusals:
-        return _fail(members, spec, weights, transaction, refusals[0], now)
-    prepared = [engine for engine in candidates if engine.progress(transaction.id) >= Step.PREPARE]
-    transaction = transaction.model_copy(update={"prepared": len(prepared)})
-    left = seconds_left(transaction.started_at, spec.weights.timeout_seconds, now)
-    if candidates and len(prepared) == len(candidates):
-        return _decide(members, spec, weights, transaction, now, routers_in_step)
-    if not candidates and not any(_is_coming(engine) for engine in members):
-        return _decide(members, spec, weights, transaction, now, routers_in_step)
-    if left <= 0:
-        if prepared:
-            return _decide(members, spec, weights, transaction, now, routers_in_step)
-        errors = [engine.move_error(transaction.id) for engine in candidates if engine.move_error(transaction.id)]
-        reason = errors[0] if errors else "no engine was ready to prepare it in time"
-        return _fail(members, spec, weights, transaction, reason, now)
-    phase = "Failed" if _attempt(transaction) > 1 else "Staging"
-    return replace(_preparing(members, spec, weights, transaction, phase, now, ()), wake=left)
+    def _preparing(self, transaction: WeightTransaction, phase: str) -> WeightsPlan:
+        settled = settle(self.members, self.spec, self.weights, phase, self.now, busy=transaction)
+        moves = {
+            engine.index: move_order(self.spec, transaction, Step.PREPARE)
+            for engine in self.members
+            if engine.healthy and engine.index not in settled.moves
+        }
+        return replace(settled, moves={**settled.moves, **moves})
+
+    def _decide(self, transaction: WeightTransaction) -> WeightsPlan:
+        rolling = self.spec.weights.update_strategy.type == "Rolling"
+        parting = self._left_behind(transaction) if rolling else frozenset()
+        if rolling and not self.routers_in_step:
+            # The decision takes an allowed version away: what no router may have after it must have left them before.
+            return replace(self._preparing(transaction, "Prepared"), parting=parting)
+        decided = transaction.model_copy(
+            update={"decision": "Commit", "decided_at": timestamp(self.now), "message": ""}
+        )
+        plan = self._preparing(decided, "Committing")
+        note = EventNote("Normal", "WeightsCommitting", f"{transaction.prepared} engines move to {transaction.version}")
+        status = plan.status
+        if rolling:
+            # Both versions serve while the waves go on: the old one is behind by one from now.
+            status = status.with_committed(transaction.version, transaction.path, self.now)
+        return replace(plan, status=status, decision=True, parting=parting, events=(note,), wake=0.0)
+
+    def _left_behind(self, transaction: WeightTransaction) -> frozenset[int]:
+        """Engines that may serve now and will be further behind than is allowed once this version is committed."""
+        return frozenset(
+            engine.index
+            for engine in self.members
+            if engine.version != transaction.version
+            and (self.weights.lag(engine.version) or 0) + 1 > self.spec.staleness.max_version_lag
+        )
+
+    def _fail(self, transaction: WeightTransaction, reason: str) -> WeightsPlan:
+        ended = transaction.model_copy(
+            update={"decision": "Abort", "completed_at": timestamp(self.now), "message": reason[:2000]}
+        )
+        plan = self._failed(self.weights.model_copy(update={"transaction": ended}))
+        first = _attempt(transaction) == 1
+        text = f"version {transaction.version} is refused, {self.weights.version} keeps serving: {reason}"
+        events = (EventNote("Warning", "WeightsRefused", text),) if first else ()
+        return replace(plan, events=events, wake=RETRY_SECONDS)
+
+    def _failed(self, weights: WeightsStatus) -> WeightsPlan:
+        return settle(self.members, self.spec, weights, "Failed", self.now)
+
+    def _transaction(self, attempt: int) -> WeightTransaction:
+        return WeightTransaction(
+            id=f"g{self.generation}.{attempt}:{self.target.version}"[:128],
+            version=self.target.version,
+            path=self.target.path,
+            generation=self.generation,
+            started_at=timestamp(self.now),
+        )
 
 
 def _relabelled(weights: WeightsStatus, target: WeightVersion) -> str:
@@ -85,89 +145,6 @@ def _relabelled(weights: WeightsStatus, target: WeightVersion) -> str:
     if not other:
         return ""
     return f"version {target.version} was served from {other[0]}: give {target.path} a label of its own"
-
-
-def _preparing(
-    members: list[EngineView],
-    spec: Spec,
-    weights: WeightsStatus,
-    transaction: WeightTransaction,
-    phase: str,
-    now: datetime,
-    events: tuple[EventNote, ...],
-) -> WeightsPlan:
-    settled = settle(members, spec, weights, phase, now, busy=transaction)
-    moves = {
-        engine.index: move_order(spec, transaction, Step.PREPARE)
-        for engine in members
-        if engine.healthy and engine.index not in settled.moves
-    }
-    return replace(settled, moves={**settled.moves, **moves}, events=events)
-
-
-def _decide(
-    members: list[EngineView],
-    spec: Spec,
-    weights: WeightsStatus,
-    transaction: WeightTransaction,
-    now: datetime,
-    routers_in_step: bool,
-) -> WeightsPlan:
-    rolling = spec.weights.update_strategy.type == "Rolling"
-    parting = _left_behind(members, spec, weights, transaction) if rolling else frozenset()
-    if rolling and not routers_in_step:
-        # The decision takes an allowed version away: what no router may have after it must have left them before.
-        waiting = _preparing(members, spec, weights, transaction, "Prepared", now, ())
-        return replace(waiting, parting=parting)
-    decided = transaction.model_copy(update={"decision": "Commit", "decided_at": timestamp(now), "message": ""})
-    plan = _preparing(members, spec, weights, decided, "Committing", now, ())
-    note = EventNote("Normal", "WeightsCommitting", f"{transaction.prepared} engines move to {transaction.version}")
-    status = plan.status
-    if rolling:
-        # Both versions serve while the waves go on: the old one is behind by one from now.
-        status = status.with_committed(transaction.version, transaction.path, now)
-    return replace(plan, status=status, decision=True, parting=parting, events=(note,), wake=0.0)
-
-
-def _left_behind(
-    members: list[EngineView], spec: Spec, weights: WeightsStatus, transaction: WeightTransaction
-) -> frozenset[int]:
-    """Engines that may serve now and will be further behind than is allowed once this version is committed."""
-    return frozenset(
-        engine.index
-        for engine in members
-        if engine.version != transaction.version
-        and (weights.lag(engine.version) or 0) + 1 > spec.staleness.max_version_lag
-    )
-
-
-def _fail(
-    members: list[EngineView],
-    spec: Spec,
-    weights: WeightsStatus,
-    transaction: WeightTransaction,
-    reason: str,
-    now: datetime,
-) -> WeightsPlan:
-    ended = transaction.model_copy(
-        update={"decision": "Abort", "completed_at": timestamp(now), "message": reason[:2000]}
-    )
-    weights = weights.model_copy(update={"transaction": ended})
-    plan = settle(members, spec, weights, "Failed", now)
-    first = _attempt(transaction) == 1
-    text = f"version {transaction.version} is refused, {weights.version} keeps serving: {reason}"
-    events = (EventNote("Warning", "WeightsRefused", text),) if first else ()
-    return replace(plan, events=events, wake=RETRY_SECONDS)
-
-
-def _new_transaction(target: WeightVersion, generation: int, attempt: int, now: datetime) -> WeightTransaction:
-    return WeightTransaction(
-        id=f"g{generation}.{attempt}:{target.version}"[:128],
-        version=target.version,
-        path=target.path,
-        generation=generation,
-        started_at=timestamp(now),
-    )
 
 
 def _attempt(transaction: WeightTransaction) -> int:

@@ -22,7 +22,7 @@ from ..api import Spec, WeightsStatus
 from ..protocol.weights import Step, WeightVersion
 from .commit import Commit
 from .engines import EngineView
-from .preparation import prepare
+from .preparation import Preparation
 from .versions import boot_version, committed_version, target_version
 from .weight_steps import WeightsPlan, settle
 
@@ -61,7 +61,7 @@ def advance(
         fresh = weights.model_copy(update={"history": (), "transaction": None, "phase": "Idle"})
         fresh = fresh.with_committed(target.version, target.path, now).model_copy(update={"version": target.version})
         return settle(members, spec, fresh, "Idle", now)
-    return prepare(members, spec, weights, target, generation, now, routers_in_step)
+    return Preparation(members, spec, weights, target, generation, now, routers_in_step).plan()
 
 
 def _with_path(weights: WeightsStatus, named: WeightVersion | None) -> WeightsStatus:
