@@ -4,17 +4,14 @@ must not load it. Bytes of tensors are never read: a wrong value passes, a missi
 from __future__ import annotations
 
 import json
-import os
-import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
 
-INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100 << 20  # the format's own limit
-NAMED = 3  # tensors that a sentence names before it counts the rest
+from sglang_rollout.transfer.comparison import some
+from sglang_rollout.transfer.safetensors_header import INDEX, HeaderCutOff, read_header
 
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16,
@@ -67,7 +64,7 @@ def read_manifest(folder: Path) -> Manifest:
     for path, wanted in _files(folder).items():
         header = _read_header(path)
         if wanted is not None and (absent := sorted(wanted - header.keys())):
-            raise CheckpointRefused(f"{path} lacks {_some(absent)}, which {INDEX} says it holds")
+            raise CheckpointRefused(f"{path} lacks {some(absent)}, which {INDEX} says it holds")
         for name, tensor in header.items():
             if name in tensors:
                 raise CheckpointRefused(f"tensor {name} is in {path} and in another file of {folder}")
@@ -86,11 +83,11 @@ def compare(offered: Manifest, running: Manifest, folder: Path) -> None:
         if offered.tensors[name] != running.tensors[name]
     ]
     if differing:
-        raise CheckpointRefused(f"wrong tensors in {folder}: {_some(differing, '; ')}")
+        raise CheckpointRefused(f"wrong tensors in {folder}: {some(differing, '; ')}")
     if absent := sorted(running.tensors.keys() - offered.tensors.keys() - aliases):
-        raise CheckpointRefused(f"{folder} lacks {_some(absent)}, which the running model has")
+        raise CheckpointRefused(f"{folder} lacks {some(absent)}, which the running model has")
     if unknown := sorted(offered.tensors.keys() - running.tensors.keys() - aliases):
-        raise CheckpointRefused(f"{folder} holds {_some(unknown)}, which the running model does not have")
+        raise CheckpointRefused(f"{folder} holds {some(unknown)}, which the running model does not have")
     for key in sorted(offered.architecture.keys() & running.architecture.keys()):
         if offered.architecture[key] != running.architecture[key]:
             raise CheckpointRefused(
@@ -116,7 +113,7 @@ def _files(folder: Path) -> dict[Path, set[str] | None]:
         assert names is not None
         names.add(tensor)
     if missing := sorted(path.name for path in files if not path.is_file()):
-        raise CheckpointRefused(f"{folder} lacks {_some(missing)}, which {INDEX} names: is it still being written?")
+        raise CheckpointRefused(f"{folder} lacks {some(missing)}, which {INDEX} names: is it still being written?")
     return files
 
 
@@ -135,23 +132,19 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_header(path: Path) -> dict[str, Tensor]:
     """The tensors of one safetensors file, whose size must be what its header says."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise CheckpointRefused(f"{path} ends within its header ({size} bytes): is it still being written?")
-            header = json.loads(file.read(length))
-        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        header = read_header(path)
+        tensors = {name: entry for name, entry in header.content.items() if name != "__metadata__"}
         parsed = {name: Tensor(entry["dtype"], tuple(entry["shape"])) for name, entry in tensors.items()}
         spans = {
             name: (int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for name, entry in tensors.items()
         }
+    except HeaderCutOff as error:
+        raise CheckpointRefused(str(error)) from error
     except FileNotFoundError:
         raise CheckpointRefused(f"{path} does not exist") from None
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise CheckpointRefused(f"{path} has no valid safetensors header: {type(error).__name__}: {error}") from error
-    _check_spans(path, parsed, spans, size - 8 - length)
+    _check_spans(path, parsed, spans, header.size - header.base)
     return parsed
 
 
@@ -167,9 +160,3 @@ def _check_spans(path: Path, tensors: Mapping[str, Tensor], spans: Mapping[str, 
         raise CheckpointRefused(
             f"{path} holds {held} bytes of tensors and its header says {needed}{at}: is it still being written?"
         )
-
-
-def _some(items: Iterable[str], separator: str = ", ") -> str:
-    listed = list(items)
-    rest = len(listed) - NAMED
-    return separator.join(listed[:NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .comparison import some
 from .manifest import ManifestRefused, Tensor, tensor_of
-
-INDEX = "model.safetensors.index.json"
-MAX_HEADER_BYTES = 100 << 20  # the format's own limit
+from .safetensors_header import INDEX, HeaderCutOff, read_header
 
 
 class CheckpointUnusable(Exception):
@@ -65,20 +61,17 @@ def _weight_map(folder: Path) -> dict[str, Path] | None:
 
 def _read_header(path: Path) -> list[StoredTensor]:
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise CheckpointUnusable(f"{path} ends within its header ({size} bytes): is it still being written?")
-            header = json.loads(file.read(length))
+        header = read_header(path)
+    except HeaderCutOff as error:
+        raise CheckpointUnusable(str(error)) from error
     except FileNotFoundError:
         raise CheckpointUnusable(f"{path} does not exist: is the checkpoint still being written?") from None
     except ValueError as error:
         raise CheckpointUnusable(f"{path} has no valid safetensors header: {error}") from error
-    if not isinstance(header, dict):
+    if not isinstance(header.content, dict):
         raise CheckpointUnusable(f"{path} has no valid safetensors header: it is no object")
-    stored = [_stored(path, name, entry, 8 + length, size) for name, entry in header.items() if name != "__metadata__"]
+    entries = ((name, entry) for name, entry in header.content.items() if name != "__metadata__")
+    stored = [_stored(path, name, entry, header.base, header.size) for name, entry in entries]
     return sorted(stored, key=lambda one: one.begin)
 
 
