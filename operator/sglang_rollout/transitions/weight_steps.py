@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
+from urllib.parse import quote
 
 from ..api import Spec, WeightsStatus
 from ..api.conditions import timestamp
@@ -82,7 +83,9 @@ def catch_up(spec: Spec, engine: EngineView, committed: WeightVersion, now: date
 
 def _catch_up_id(engine: EngineView, committed: WeightVersion, now: datetime) -> str:
     """The same while it goes on; another one from time to time after it was refused or given up, to try again."""
-    name = f"catch-up:{engine.start_id}:{committed.version}" + (f":{engine.void}" if engine.void else "")
+    # Labels may hold what separates the parts.
+    what = [quote(part, safe="") for part in (committed.version, engine.void) if part]
+    name = ":".join([f"catch-up:{engine.start_id}", *what])
     move = engine.leader.move if engine.leader else None
     if move is None or move.id.split("#")[0] != name:
         return name
