@@ -35,6 +35,18 @@ class Profile(ApiModel):
     rules: ClassVar[tuple[Rule, ...]] = (Rule("profile-request", _SAME_REQUEST, _REQUEST_MESSAGE.format("profile")),)
 
 
+class FlushCache(ApiModel):
+    """Ask every engine to forget its KV cache. An engine that is busy is tried again for a minute."""
+
+    request_id: RequestID = Field(description="A new value asks again.")
+
+
+class AbortRequests(ApiModel):
+    """Ask every engine to end all requests that it has; those that wait at the door of a paused engine stay."""
+
+    request_id: RequestID = Field(description="A new value asks again.")
+
+
 class Restart(ApiModel):
     """Restart all engines, maxUnavailable at a time."""
 

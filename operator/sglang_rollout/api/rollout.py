@@ -14,7 +14,7 @@ from .group import API_VERSION, KIND
 from .memory import Memory
 from .model import Model
 from .network import Network
-from .operations import Profile, Restart, WeightCheck
+from .operations import AbortRequests, FlushCache, Profile, Restart, WeightCheck
 from .recovery import RestartPolicy
 from .router import Router
 from .scheduling import Scheduling
@@ -39,6 +39,10 @@ class Spec(ApiModel):
     staleness: Staleness = Field(default=Staleness(), description="How far behind an engine may serve.")
     weight_check: WeightCheck | None = Field(default=None, description="Ask every engine to check its weights, once.")
     profile: Profile | None = Field(default=None, description="Ask every engine to profile itself, once.")
+    flush_cache: FlushCache | None = Field(default=None, description="Ask every engine to flush its KV cache, once.")
+    abort_requests: AbortRequests | None = Field(
+        default=None, description="Ask every engine to abort all of its requests, once."
+    )
     restart: Restart | None = Field(default=None, description="Restart all engines, once.")
     restart_policy: RestartPolicy = Field(default=RestartPolicy(), description="How a broken engine comes back.")
     scheduling: Scheduling = Field(default=Scheduling(), description="Where the engines' pods go.")

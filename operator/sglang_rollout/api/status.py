@@ -141,14 +141,14 @@ class RestartStatus(ApiModel):
     restarted: int = Field(default=0, ge=0, description="Engines that are back.")
 
 
-class ProfileStatus(ApiModel):
-    """The last profile that was asked for."""
+class RequestStatus(ApiModel):
+    """The last request of its kind."""
 
     request_id: str = Field(max_length=128, description="Its requestID.")
     result: Literal["Running", "Completed", "Error"] | None = Field(default=None, description="How it went.")
     started_at: Timestamp | None = Field(default=None, description="When it began.")
     completion_time: Timestamp | None = Field(default=None, description="When it ended.")
-    message: Text = Field(default="", description="Where the profiles are, or what went wrong.")
+    message: Text = Field(default="", description="What came of it (of a profile: where it is), or what went wrong.")
 
 
 class EngineCheckStatus(ApiModel):
@@ -208,7 +208,13 @@ class Status(ApiModel):
     )
     router: RouterStatus | None = Field(default=None, description="The router.")
     last_restart: RestartStatus | None = Field(default=None, description="The last restart that was asked for.")
-    last_profile: ProfileStatus | None = Field(default=None, description="The last profile that was asked for.")
+    last_profile: RequestStatus | None = Field(default=None, description="The last profile that was asked for.")
+    last_flush_cache: RequestStatus | None = Field(
+        default=None, description="The last flush of the KV cache that was asked for."
+    )
+    last_abort_requests: RequestStatus | None = Field(
+        default=None, description="The last abort of all requests that was asked for."
+    )
     last_weight_check: WeightCheckStatus | None = Field(
         default=None, description="The last weight check that was asked for."
     )

@@ -48,6 +48,10 @@ class AgentDesired:
     memory: what must be released from GPU memory; None: nothing new, it stays as it is.
     operations: one-shot operations asked for; those that are no longer listed are forgotten.
     hands_off: somebody else drives the engine: no route that changes it is called, only reports are made.
+    prepare: weights to stage ahead, with `until` PREPARE; the engine sees nothing of it. It is no part of a move: the
+    move that follows finds them in the stage.
+    fellows: host:port of the agents of this engine's other pods; given to rank 0.
+    peer_key: what agents of one fleet show each other when one reads the other's stage.
     serial: grows with every call of one lease term; a call that arrives after a later one is refused.
     """
 
@@ -64,4 +68,7 @@ class AgentDesired:
     memory: MemoryOrder | None = None
     operations: list[Operation] = field(default_factory=list)
     hands_off: bool = False
+    prepare: WeightMove | None = None
+    fellows: list[str] = field(default_factory=list)
+    peer_key: str = ""
     serial: int = 0

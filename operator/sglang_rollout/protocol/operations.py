@@ -7,13 +7,16 @@ from enum import StrEnum
 
 
 class OperationKind(StrEnum):
-    """The checks are SGLang's /weights_checker actions; PROFILE is /start_profile with num_steps."""
+    """The checks are SGLang's /weights_checker actions; PROFILE is /start_profile with num_steps, FLUSH is /flush_cache
+    until the engine is free for it, ABORT is /abort_request of all that it has."""
 
     SNAPSHOT = "Snapshot"
     RESET = "Reset"
     COMPARE = "Compare"
     CHECKSUM = "Checksum"
     PROFILE = "Profile"
+    FLUSH = "Flush"
+    ABORT = "Abort"
 
 
 @dataclass(frozen=True)

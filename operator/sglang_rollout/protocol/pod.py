@@ -59,6 +59,7 @@ PATH_IDENTITY = "/v1/identity"  # open: protocol.report.AgentIdentity, for the a
 PATH_DESIRED = "/v1/desired"  # PUT protocol.desired.AgentDesired (sidecar: routing.RouterDesired) -> report
 PATH_REPORT = "/v1/report"  # GET ?after=<revision>&wait=<seconds> -> protocol.report.AgentReport (RouterReport)
 PATH_ENGINE = "/v1/engine"  # /v1/engine/<route>: the engine's own route, for trainers under control: External
+PATH_STAGE = "/v1/stage"  # /v1/stage/<root>/...: reads of the stage, for agents that show AgentDesired.peer_key
 PATH_DRAIN = "/v1/drain"  # POST, only on the agent's Unix socket: preStop
 PATH_LAUNCH = "/v1/launch"  # POST on the agent's Unix socket, held until the engine may start: launch.LaunchOrder
 PATH_START = "/v1/start"  # GET on the launcher's Unix socket: {"startId"} of the engine that it looks after

@@ -35,6 +35,7 @@ class EngineReport:
     released: kept by the agent for this start, since SGLang does not tell; also while a release is under way.
     weights_void: an id of why the bytes are no weights of any version (released without a backup, reset), until a
     move has put whole ones there; weight_version is empty meanwhile, whatever label the engine shows.
+    weights_root: digest of the manifest that they were applied from; empty for those that the engine read by itself.
     """
 
     state: EngineState = EngineState.ABSENT
@@ -51,12 +52,17 @@ class EngineReport:
     launch: LaunchOptions = field(default_factory=LaunchOptions)
     released: list[MemoryTag] = field(default_factory=list)
     weights_void: str = ""
+    weights_root: str = ""
 
 
 @dataclass(frozen=True)
 class MoveReport:
     """How far the move `id` has come. `error` without `dirty`: refused or failed before the first byte, the old
-    weights serve. `dirty`: bytes may have changed; the engine stays paused and must not be continued."""
+    weights serve. `dirty`: bytes may have changed; the engine stays paused and must not be continued.
+
+    root: digest of the manifest of what is prepared, where it is staged. staged_bytes, of_bytes: progress of staging
+    (of_bytes 0: not known yet). nonfinite: values that are Inf or NaN in it, where they are allowed.
+    """
 
     id: str
     reached: Step = Step.NONE
@@ -66,6 +72,27 @@ class MoveReport:
     aborted: bool = False
     prepare_seconds: float = 0.0
     stall_seconds: float = 0.0  # pause to continue; 0 before it continued
+    root: str = ""
+    staged_bytes: int = 0
+    of_bytes: int = 0
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True)
+class StagedWeights:
+    """A version in an agent's stage, whole and verified. size in bytes."""
+
+    version: str
+    root: str
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """held: what moves and peers can be served from. problem: why nothing can be staged here; empty: it can."""
+
+    held: list[StagedWeights] = field(default_factory=list)
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,6 +103,7 @@ class AgentReport:
     generation, lease_term: of the desired state last accepted; 0 before the first.
     probe_failure: why the generation probe found the engine wedged; empty when it did not.
     operations: of those asked for, and how they went.
+    prepare: how far AgentDesired.prepare is, as a move that never goes beyond PREPARE.
     drained: asked to drain, and nothing runs any more.
     message: what the agent is doing or waiting for, for people.
     """
@@ -92,6 +120,8 @@ class AgentReport:
     probe_failure: str = ""
     drained: bool = False
     operations: list[OperationReport] = field(default_factory=list)
+    prepare: MoveReport | None = None
+    stage: StageReport = field(default_factory=StageReport)
     message: str = ""
 
 
