@@ -66,8 +66,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         router_url=router_url(rollout),
         lost=_lost(observed, now),
         lacking_flags=residency.lacking,
-        check=ordered.check,
-        profile=ordered.profile,
+        ordered=ordered,
     )
     removed = removals.parting_engines(engines, unregistered - moved.engaged, observed)
     unused = () if spec_error else removals.unused_router(observed, manifests)

@@ -23,10 +23,8 @@ from ..api.memory import Residency
 from ..api.status import (
     ExecutionPhase,
     MemoryStatus,
-    ProfileStatus,
     RestartStatus,
     RouterStatus,
-    WeightCheckStatus,
 )
 from ..api.support import REASON as NOT_IMPLEMENTED
 from ..api.support import unsupported_message
@@ -35,6 +33,7 @@ from ..protocol.pod import AGENT_PORT, ENGINE_PORT, ROUTER_PORT
 from .engines import EngineView
 from .groups import GroupState
 from .memory import wanted_released
+from .operations import OperationsPlan
 from .routing import version_lag
 
 
@@ -57,8 +56,7 @@ class FleetFacts:
     router_url: str = ""
     lost: Mapping[int, str] = field(default_factory=dict)
     lacking_flags: frozenset[int] = frozenset()
-    check: WeightCheckStatus | None = None
-    profile: ProfileStatus | None = None
+    ordered: OperationsPlan = field(default_factory=OperationsPlan)
 
 
 def summarize(rollout: SGLangRollout, facts: FleetFacts, now: datetime) -> Status:
@@ -77,8 +75,10 @@ def summarize(rollout: SGLangRollout, facts: FleetFacts, now: datetime) -> Statu
         engines=tuple(_engine_status(engine, facts) for engine in facts.engines),
         router=RouterStatus(url=facts.router_url, registered=len(facts.registered)),
         last_restart=_last_restart(rollout, facts, now),
-        last_profile=facts.profile,
-        last_weight_check=facts.check,
+        last_profile=facts.ordered.profile,
+        last_flush_cache=facts.ordered.flush_cache,
+        last_abort_requests=facts.ordered.abort_requests,
+        last_weight_check=facts.ordered.check,
         conditions=_conditions(rollout, facts, now),
     )
 
