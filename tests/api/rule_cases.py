@@ -12,6 +12,9 @@ DISK_2 = {"type": "Disk", "disk": {"path": "/models/step-2"}}
 GLOO = {"type": "Distributed", "distributed": {"transport": "Gloo", "senders": [{"address": "a", "port": 1}]}}
 GLOO_MOVED = {"type": "Distributed", "distributed": {"transport": "Gloo", "senders": [{"address": "b", "port": 2}]}}
 NCCL = {"type": "Distributed", "distributed": {"transport": "NCCL"}}
+DIRECT = {"type": "Distributed", "distributed": {"transfer": "Direct"}}
+COLOCATED = {"type": "Colocated", "colocated": {"senders": [{"address": "10.0.0.7", "port": 29600}]}}
+UNSTAGED = {"agent": {"staging": {"medium": "None"}}}
 RELEASED = {"weights": "Released", "kvCache": "Released", "cudaGraph": "Released"}
 PAUSED = {"state": "Paused"}
 
@@ -264,6 +267,13 @@ WEIGHTS = [
         weights(version="1", source={**DISK_1, "distributed": {}}),
         path="spec.weights.source",
     ),
+    accepts("source-colocated", weights(version="1", source=COLOCATED), path="spec.weights.source"),
+    refuses("source-colocated", weights(version="1", source={"type": "Colocated"}), path="spec.weights.source"),
+    refuses(
+        "source-colocated",
+        weights(version="1", source={**COLOCATED, **DISK_1}),
+        path="spec.weights.source",
+    ),
     *(
         Case(rule, ok, weights(prepare={"version": "2", "source": source}), path="spec.weights.prepare.source")
         for rule, ok, source in (
@@ -271,8 +281,22 @@ WEIGHTS = [
             ("source-disk", False, {"type": "Disk"}),
             ("source-distributed", True, NCCL),
             ("source-distributed", False, {"type": "Distributed"}),
+            ("source-colocated", True, DISK_2),
+            ("source-colocated", False, {"type": "Colocated"}),
         )
     ),
+    *(accepts("prepared-is-staged", weights(prepare={"version": "2", "source": source})) for source in (DISK_2, NCCL)),
+    *(
+        refuses("prepared-is-staged", weights(prepare={"version": "2", "source": source}))
+        for source in (DIRECT, COLOCATED, {"type": "External"})
+    ),
+    *(
+        accepts("staged-needs-stage", {**UNSTAGED, **weights(version="1", source=source)})
+        for source in (DISK_1, DIRECT, COLOCATED, {"type": "External"})
+    ),
+    accepts("staged-needs-stage", weights(version="1", source=NCCL)),
+    refuses("staged-needs-stage", {**UNSTAGED, **weights(version="1", source=NCCL)}),
+    refuses("staged-needs-stage", {**UNSTAGED, **weights(prepare={"version": "1", "source": DISK_1})}),
     accepts("rolling-needs-lag", {**weights(updateStrategy={"type": "Rolling"}), "staleness": {"maxVersionLag": 1}}),
     refuses("rolling-needs-lag", weights(updateStrategy={"type": "Rolling"})),
 ]

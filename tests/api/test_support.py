@@ -11,12 +11,6 @@ from tests.api.objects import Object, rollout
 DISK = {"type": "Disk", "disk": {"path": "/models/2"}}
 
 USES: list[tuple[str, Object]] = [
-    ("spec.weights.source.type", {"weights": {"version": "2", "source": {"type": "Distributed", "distributed": {}}}}),
-    ("spec.weights.source.type", {"weights": {"version": "2", "source": {"type": "Colocated"}}}),
-    ("spec.weights.source.type", {"weights": {"version": "2", "source": {"type": "External"}}}),
-    ("spec.weights.prepare", {"weights": {"prepare": {"version": "2", "source": DISK}}}),
-    ("spec.weights.verify", {"weights": {"verify": "Checksum"}}),
-    ("spec.agent.staging", {"agent": {"staging": {"versions": 2}}}),
     ("spec.agent.gpuAccess", {"agent": {"gpuAccess": {"type": "ResourceClaim"}}}),
     ("spec.scheduling.gang", {"scheduling": {"gang": {"mode": "PodGroup"}}}),
     ("spec.scheduling.topology", {"scheduling": {"topology": {"key": "rack", "policy": "Pack"}}}),
@@ -53,6 +47,9 @@ def test_every_row_is_tried() -> None:
         },
         {"weightCheck": {"requestID": "1", "action": "Compare"}, "profile": {"requestID": "1"}},
         {"control": "External"},
+        {"weights": {"version": "2", "source": {"type": "Distributed", "distributed": {}}}},
+        {"weights": {"version": "2", "source": {"type": "External"}, "verify": "Checksum"}},
+        {"weights": {"prepare": {"version": "2", "source": DISK}}, "agent": {"staging": {"versions": 2}}},
         {"router": {"external": {"url": "http://router.example:30000"}}},
     ],
 )

@@ -13,8 +13,10 @@ from .schema import ApiModel, Quantity
 class Staging(ApiModel):
     """Where an agent keeps weights that are not served yet."""
 
-    medium: Literal["Host", "Device"] = Field(
-        default="Host", description="Host: shared memory of the pod. Device: GPU memory."
+    medium: Literal["Host", "Device", "None"] = Field(
+        default="Host",
+        description="Host: shared memory of the pod. Device: GPU memory. None: nothing is staged, engines read"
+        " checkpoints by themselves and take no weights from a trainer but Direct and Colocated ones.",
     )
     versions: int = Field(default=1, ge=1, le=2, description="How many versions of the weights fit.")
     bucket_size: Quantity = Field(default="512Mi", description="Size of one transfer bucket.")

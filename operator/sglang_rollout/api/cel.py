@@ -50,4 +50,5 @@ def same_weights(left: str, right: str) -> str:
         f" && {left}.distributed.transport == {right}.distributed.transport))"
     )
     members = f"has({left}.disk) == has({right}.disk) && has({left}.distributed) == has({right}.distributed)"
+    # What is colocated is its senders, and where these are does not count.
     return f"{left}.type == {right}.type && {members} && {disk} && {distributed}"

@@ -85,6 +85,14 @@ class Spec(ApiModel):
             " Disk and no weights.prepare",
         ),
         Rule(
+            "staged-needs-stage",
+            "self.agent.staging.medium != 'None' || (!has(self.weights.prepare) && (!has(self.weights.source)"
+            " || !has(self.weights.source.distributed)"
+            " || self.weights.source.distributed.transfer == 'Direct'))",
+            "agent.staging.medium None stages nothing: remove weights.prepare and use distributed.transfer Direct, or"
+            " set agent.staging.medium to Host",
+        ),
+        Rule(
             "rolling-needs-lag",
             "self.weights.updateStrategy.type != 'Rolling' || self.staleness.maxVersionLag >= 1",
             "weights.updateStrategy.type Rolling serves two versions for a while: set staleness.maxVersionLag to 1"

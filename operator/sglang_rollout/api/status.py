@@ -28,16 +28,42 @@ class MemoryStatus(ApiModel):
     cuda_graph: Residency | None = Field(default=None, description="Captured CUDA graphs.")
 
 
+class TransferStatus(ApiModel):
+    """How the bytes of a move come to the engines."""
+
+    kind: Literal["Disk", "Staged", "Kept", "Direct", "Colocated", "External"] = Field(
+        default="Disk",
+        description="Staged: a trainer sends to the agents. Direct, Colocated: a trainer gives to the paused engines."
+        " Kept: staged before.",
+    )
+    transport: str = Field(default="Auto", max_length=32, description="As weights.source.distributed.transport.")
+    senders: tuple[Annotated[str, Field(max_length=260)], ...] = Field(
+        default=(),
+        max_length=1000,
+        json_schema_extra=list_type("atomic"),
+        description="host:port of the trainer's ranks that send.",
+    )
+
+
 class WeightTransaction(ApiModel):
     """The fleet's last move to other weights. Once the decision is Commit it only goes forward."""
 
     id: str = Field(max_length=128, description="Identity of the move.")
     version: str = Field(default="", max_length=128, description="Label that it moves to.")
     path: str = Field(default="", max_length=1024, description="Folder of the checkpoint that it moves to.")
+    source: TransferStatus = Field(default=TransferStatus(), description="How they come, as spec said then.")
+    root: str = Field(
+        default="", max_length=128, description="Digest of what is staged, the same on every engine; absent: not staged."
+    )
+    epoch: int = Field(default=0, ge=0, description="Membership that the transfer was planned with.")
+    members: int = Field(default=0, ge=0, description="Agents that the trainer's senders will hear from.")
     generation: int = Field(default=0, ge=0, description="Generation of the resource that it was planned from.")
     decision: Decision | None = Field(default=None, description="Commit or Abort; absent: not decided yet.")
     prepared: int = Field(default=0, ge=0, description="Engines that hold the new weights, checked.")
     committed: int = Field(default=0, ge=0, description="Engines that serve them.")
+    staged_bytes: int = Field(default=0, ge=0, description="Bytes staged by the engine that is furthest behind.")
+    of_bytes: int = Field(default=0, ge=0, description="Bytes to stage; 0: not known yet.")
+    non_finite: int = Field(default=0, ge=0, description="Values in them that are Inf or NaN, where allowed.")
     started_at: Timestamp | None = Field(default=None, description="When it was planned.")
     decided_at: Timestamp | None = Field(default=None, description="When it was decided to commit.")
     completed_at: Timestamp | None = Field(default=None, description="When it ended.")
@@ -54,9 +80,24 @@ class CommittedVersion(ApiModel):
 
     version: str = Field(max_length=128, description="Its label.")
     path: str = Field(
-        default="", max_length=1024, description="Folder of its checkpoint, for engines that start later."
+        default="",
+        max_length=1024,
+        description="Folder of its checkpoint, for engines that start later; absent: a trainer sent it.",
     )
+    root: str = Field(default="", max_length=128, description="Digest of it where it was staged.")
     committed_at: Timestamp = Field(description="When the fleet moved to it.")
+
+
+class PreparedStatus(ApiModel):
+    """Weights that are staged ahead of their commit."""
+
+    version: str = Field(max_length=128, description="Their label.")
+    attempt: int = Field(default=1, ge=1, description="Grows when it is tried again after a failure.")
+    members: int = Field(default=0, ge=0, description="Agents that the trainer's senders will hear from.")
+    engines: int = Field(default=0, ge=0, description="Engines that hold them, whole and checked.")
+    root: str = Field(default="", max_length=128, description="Digest of what is staged.")
+    failed_at: Timestamp | None = Field(default=None, description="When it failed last.")
+    message: str = Field(default="", max_length=2048, description="Why it failed or what it waits for.")
 
 
 class WeightsStatus(ApiModel):
@@ -72,7 +113,9 @@ class WeightsStatus(ApiModel):
     epoch: int = Field(
         default=0, ge=0, description="Membership of the transfer group; grows when an engine comes or goes."
     )
+    membership: str = Field(default="", max_length=64, description="Digest of the pods that make up the epoch.")
     transaction: WeightTransaction | None = Field(default=None, description="The last move.")
+    prepared: PreparedStatus | None = Field(default=None, description="What spec.weights.prepare has come to.")
     history: tuple[CommittedVersion, ...] = Field(
         default=(),
         max_length=HISTORY_MAX,
@@ -80,13 +123,19 @@ class WeightsStatus(ApiModel):
         description="Versions served, oldest first; it starts with the one that the fleet booted with.",
     )
 
-    def with_committed(self, version: str, path: str, now: datetime) -> WeightsStatus:
-        """History with `version` as its newest entry, bounded; unchanged when it is the newest already."""
+    def with_committed(self, version: str, path: str, now: datetime, root: str = "") -> WeightsStatus:
+        """History with `version` as its newest entry, bounded; unchanged when it is the newest already. The last entry
+        with a folder is never dropped: engines start from it."""
         if self.history and self.history[-1].version == version:
             return self
-        entry = CommittedVersion(version=version, path=path, committed_at=timestamp(now))
+        entry = CommittedVersion(version=version, path=path, root=root, committed_at=timestamp(now))
         kept = tuple(old for old in self.history if old.version != version)
-        return self.model_copy(update={"history": (*kept, entry)[-HISTORY_MAX:]})
+        history = (*kept, entry)
+        if len(history) > HISTORY_MAX:
+            bootable = [index for index, old in enumerate(history) if old.path]
+            oldest = 1 if bootable and bootable[-1] == 0 else 0
+            history = (*history[:oldest], *history[oldest + len(history) - HISTORY_MAX :])
+        return self.model_copy(update={"history": history})
 
     def lag(self, version: str) -> int | None:
         """How many versions `version` is behind the newest committed one; None: it was never committed."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .agent import Staging
 from .rollout import Spec
 
 REASON = "NotImplemented"
@@ -26,20 +25,8 @@ class _Row:
     reason: str
 
 
-def _source_type(spec: Spec) -> str:
-    return spec.weights.source.type if spec.weights.source else ""
-
-
 # One row a gap: the work that closes it deletes the row.
 _ROWS: tuple[_Row, ...] = (
-    _Row(
-        "spec.weights.source.type",
-        lambda s: _source_type(s) in ("Distributed", "Colocated", "External"),
-        "only Disk moves weights; the fleet stays at the version that it serves",
-    ),
-    _Row("spec.weights.prepare", lambda s: s.weights.prepare is not None, "nothing is staged ahead"),
-    _Row("spec.weights.verify", lambda s: s.weights.verify == "Checksum", "moved weights are not checksummed"),
-    _Row("spec.agent.staging", lambda s: s.agent.staging != Staging(), "agents do not stage weights"),
     _Row("spec.agent.gpuAccess", lambda s: s.agent.gpu_access.type != "None", "agents do not reach GPUs"),
     _Row("spec.scheduling.gang", lambda s: s.scheduling.gang.mode != "None", "pods are scheduled one by one"),
     _Row("spec.scheduling.topology", lambda s: s.scheduling.topology.policy != "None", "pods go to any node"),

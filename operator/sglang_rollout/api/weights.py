@@ -51,8 +51,19 @@ class DistributedSource(ApiModel):
     )
 
 
+class ColocatedSource(ApiModel):
+    """Weights that a trainer on the engines' own GPUs hands over."""
+
+    senders: tuple[Sender, ...] = Field(
+        min_length=1,
+        max_length=1000,
+        json_schema_extra=list_type("atomic"),
+        description="Where the trainer listens: one for each engine, by its index, or one for all.",
+    )
+
+
 class WeightSource(ApiModel):
-    """Where weights come from: a type and, for Disk and Distributed, the member of that name."""
+    """Where weights come from: a type and, but for External, the member of that name."""
 
     type: SourceType = Field(
         description="Disk: a folder. Distributed: a trainer sends them. Colocated: a trainer on the same GPUs."
@@ -60,6 +71,7 @@ class WeightSource(ApiModel):
     )
     disk: DiskSource | None = Field(default=None, description="For type Disk.")
     distributed: DistributedSource | None = Field(default=None, description="For type Distributed.")
+    colocated: ColocatedSource | None = Field(default=None, description="For type Colocated.")
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -70,7 +82,12 @@ class WeightSource(ApiModel):
         Rule(
             "source-distributed",
             "(self.type == 'Distributed') == has(self.distributed)",
-            "type Distributed needs distributed (distributed: {} will do), and other types must not have it",
+            "type Distributed needs distributed (distributed: {senders: [...]}), and other types must not have it",
+        ),
+        Rule(
+            "source-colocated",
+            "(self.type == 'Colocated') == has(self.colocated)",
+            "type Colocated needs colocated (colocated: {senders: [...]}), and other types must not have it",
         ),
     )
 
@@ -80,6 +97,15 @@ class PreparedWeights(ApiModel):
 
     version: Version = Field(description="Label of these weights.")
     source: WeightSource = Field(description="Where they come from.")
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "prepared-is-staged",
+            "self.source.type == 'Disk' || (has(self.source.distributed)"
+            " && self.source.distributed.transfer == 'Staged')",
+            "weights.prepare stages weights: use a source of type Disk, or Distributed with transfer Staged",
+        ),
+    )
 
 
 class UpdateStrategy(ApiModel):
@@ -114,6 +140,10 @@ class Weights(ApiModel):
     failure_policy: Literal["KeepGated", "RestartEngine"] = Field(
         default="RestartEngine",
         description="What becomes of an engine whose move failed; it serves nothing in either case.",
+    )
+    allow_non_finite: bool = Field(
+        default=False,
+        description="Take weights with Inf or NaN in them, of which engines die: counted, not refused.",
     )
     timeout_seconds: int = Field(default=300, ge=1, le=86400, description="Deadline of one move of the fleet.")
 
