@@ -25,6 +25,7 @@ from .journal import JournalFile
 from .reference import ReferenceFile
 from .server import launcher_app, operator_app
 from .settings import AgentSettings
+from .stage_door import StageDoor
 
 TERMS_FILE = "lease-term"
 JOURNAL_FILE = "journal.json"
@@ -48,8 +49,9 @@ async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asy
         gate = StartGate(settings, fleet, reference, session, lambda: actor.journal.desired)
         control = Control(settings, watch, actor, gate, time.monotonic, terms.highest)
         door = EngineDoor(session, watch, journal, control)
+        stage_door = StageDoor(lambda: None, lambda: control.desired.peer_key if control.desired else "")
         operator = web.AppRunner(
-            operator_app(control, fleet, terms, door), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
+            operator_app(control, fleet, terms, door, stage_door), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
         )
         launcher = web.AppRunner(launcher_app(control), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS)
         socket = settings.run_dir / pod.AGENT_SOCKET

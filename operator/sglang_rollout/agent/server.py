@@ -20,12 +20,15 @@ from sglang_rollout.serving.trust import callers_only
 from .control import Control
 from .engine_door import EngineDoor
 from .group import NotYet
+from .stage_door import StageDoor
 
 TOO_EARLY = 425
 
 
-def operator_app(control: Control, fleet: FleetFile, terms: LeaseTerms, door: EngineDoor) -> web.Application:
-    """Open: probes and identity. Everything else needs a caller that the fleet trusts."""
+def operator_app(
+    control: Control, fleet: FleetFile, terms: LeaseTerms, door: EngineDoor, stage_door: StageDoor
+) -> web.Application:
+    """Open: probes and identity. The stage is for other agents, everything else for callers that the fleet trusts."""
 
     async def live(request: web.Request) -> web.Response:
         return web.json_response({})
@@ -48,7 +51,7 @@ def operator_app(control: Control, fleet: FleetFile, terms: LeaseTerms, door: En
     app = web.Application(
         middlewares=[
             json_errors,
-            callers_only(fleet, open_paths, trainer_paths=f"{pod.PATH_ENGINE}/"),
+            callers_only(fleet, open_paths, trainer_paths=f"{pod.PATH_ENGINE}/", guarded_paths=f"{pod.PATH_STAGE}/"),
             this_pod_only(control.board.report.pod_uid),
         ]
     )
@@ -58,6 +61,7 @@ def operator_app(control: Control, fleet: FleetFile, terms: LeaseTerms, door: En
     app.router.add_put(pod.PATH_DESIRED, put_desired)
     app.router.add_get(pod.PATH_REPORT, report_handler(control.board))
     app.router.add_route("*", f"{pod.PATH_ENGINE}/{{route:.+}}", door.pass_on)
+    stage_door.serve(app)
     return app
 
 

@@ -63,14 +63,17 @@ def bearer_token(request: web.Request) -> str:
     return token.strip()
 
 
-def callers_only(fleet: FleetFile, open_paths: Collection[str], trainer_paths: str = "") -> Middleware:
+def callers_only(
+    fleet: FleetFile, open_paths: Collection[str], trainer_paths: str = "", guarded_paths: str = ""
+) -> Middleware:
     """A middleware that lets only the fleet's callers through, except on `open_paths`; below `trainer_paths`, where it
-    is not empty, its trainers as well. Paths that do not exist need a token as well. The fleet file is looked at on
-    every call, so a rotated key counts at once."""
+    is not empty, its trainers as well. What is below `guarded_paths` asks for another secret by itself. Paths that do
+    not exist need a token as well. The fleet file is looked at on every call, so a rotated key counts at once."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path not in open_paths:
+        guarded = guarded_paths and request.path.startswith(guarded_paths)
+        if request.path not in open_paths and not guarded:
             token = bearer_token(request)
             try:
                 trust = fleet.read().trust

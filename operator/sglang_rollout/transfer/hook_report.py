@@ -58,9 +58,13 @@ def read_reports(folder: Path, transaction: str, action: str) -> list[HookReport
     )
 
 
+def report_from(value: dict[str, Any]) -> HookReport:
+    """From its JSON. Raises KeyError and TypeError for one of another release."""
+    return HookReport(**{**value, "notes": tuple(value["notes"]), "layouts": tuple(value["layouts"])})
+
+
 def _read(path: Path) -> HookReport | None:
     try:
-        value: dict[str, Any] = json.loads(path.read_bytes())
-        return HookReport(**{**value, "notes": tuple(value["notes"]), "layouts": tuple(value["layouts"])})
+        return report_from(json.loads(path.read_bytes()))
     except (OSError, ValueError, KeyError, TypeError):
         return None  # of another release, or being removed: a missing report is the caller's business

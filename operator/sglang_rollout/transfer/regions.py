@@ -7,7 +7,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -25,6 +25,10 @@ class OpenRegion(Protocol):
 
     def window(self, begin: int, size: int) -> object:
         """A context manager of a writable memoryview; on exit without an error its bytes are in the region."""
+        ...
+
+    def look(self, begin: int, size: int) -> AbstractContextManager[memoryview]:
+        """The bytes as they are now, to be read."""
         ...
 
     def close(self) -> None: ...
@@ -46,6 +50,9 @@ class HostRegion:
     def window(self, begin: int, size: int) -> Iterator[memoryview]:
         with self._view[begin : begin + size] as view:
             yield view
+
+    def look(self, begin: int, size: int) -> AbstractContextManager[memoryview]:
+        return self._view[begin : begin + size].toreadonly()
 
     def close(self) -> None:
         self._view.release()
@@ -71,6 +78,13 @@ class DeviceRegion:
             pinned = (ctypes.c_char * size).from_buffer(buffer)
             with self._lock:
                 self._driver.copy_in(self._address + begin, ctypes.addressof(pinned), size)
+
+    def look(self, begin: int, size: int) -> AbstractContextManager[memoryview]:
+        buffer = bytearray(size)
+        if size:
+            pinned = (ctypes.c_char * size).from_buffer(buffer)
+            self._driver.copy_out(ctypes.addressof(pinned), self._address + begin, size)
+        return memoryview(buffer).toreadonly()
 
     def close(self) -> None:
         self._driver.close(self._address)

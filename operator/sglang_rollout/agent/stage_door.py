@@ -1,0 +1,120 @@
+"""What other agents of the fleet may read here: staged weights, when they catch up, and reports of this pod's ranks.
+They show the key that the operator gave to all of them, since they hold no token that another agent would take."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from aiohttp import web
+
+from sglang_rollout.protocol.pod import PATH_STAGE
+from sglang_rollout.serving.errors import Forbidden, Refusal
+from sglang_rollout.serving.trust import bearer_token
+from sglang_rollout.transfer.hook_report import read_reports
+from sglang_rollout.transfer.manifest import Manifest
+from sglang_rollout.transfer.stage import Stage
+from sglang_rollout.transfer.stage_index import Placement, SlotEntry, StageUnusable, read_index, read_manifest
+
+CHUNK = 2 << 20  # of a bucket, between looks at whether the slot still holds it
+SEND_SECONDS = 30.0  # for a chunk: a reader that takes longer has gone
+
+
+class NotStaged(Refusal):
+    """These weights are not staged here, or not any more."""
+
+    status = 404
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Of one root in one slot: where each bucket lies (region, offset)."""
+
+    slot: SlotEntry
+    manifest: Manifest
+    places: tuple[tuple[int, int], ...]
+
+
+class StageDoor:
+    """`stage` and `key` are asked at every call: both may come, change and go."""
+
+    def __init__(self, stage: Callable[[], Stage | None], key: Callable[[], str]) -> None:
+        self._stage = stage
+        self._key = key
+        self._kept: _Kept | None = None  # the last one asked for: whoever reads one bucket reads them all
+
+    def serve(self, app: web.Application) -> None:
+        app.router.add_get(PATH_STAGE + "/reports/{transaction}/{action}", self._reports)
+        app.router.add_get(PATH_STAGE + "/{root}/manifest", self._manifest)
+        app.router.add_get(PATH_STAGE + r"/{root}/buckets/{number:\d+}", self._bucket)
+
+    async def _reports(self, request: web.Request) -> web.Response:
+        stage = self._open(request)
+        words = request.match_info
+        reports = await asyncio.to_thread(read_reports, stage.folder, words["transaction"], words["action"])
+        return web.json_response([asdict(report) for report in reports])
+
+    async def _manifest(self, request: web.Request) -> web.Response:
+        kept = await self._find(self._open(request), request.match_info["root"])
+        return web.Response(body=kept.manifest.to_json(), content_type="application/json")
+
+    async def _bucket(self, request: web.Request) -> web.StreamResponse:
+        stage = self._open(request)
+        root, number = request.match_info["root"], int(request.match_info["number"])
+        kept = await self._find(stage, root)
+        if number >= len(kept.places):
+            raise NotStaged(f"weights {root[:12]} have {len(kept.places)} buckets, there is no number {number}")
+        size = kept.manifest.buckets[number].size
+        region, begin = kept.places[number]
+        bytes_of = stage.regions(kept.slot)[region]
+        answer = web.StreamResponse(headers={"Content-Length": str(size)})
+        answer.content_type = "application/octet-stream"
+        await answer.prepare(request)
+        for offset in range(0, size, CHUNK):
+            if not _holds(stage, kept.slot, root):
+                # Cut off: an answer that only looks whole would be worse.
+                assert request.transport is not None
+                request.transport.abort()
+                return answer
+            with bytes_of.look(begin + offset, min(CHUNK, size - offset)) as chunk:
+                await asyncio.wait_for(answer.write(chunk), SEND_SECONDS)
+        await answer.write_eof()
+        return answer
+
+    def _open(self, request: web.Request) -> Stage:
+        """Raises Refusal."""
+        key = self._key()
+        if not key or not hmac.compare_digest(bearer_token(request).encode(), key.encode()):
+            raise Forbidden("this is no key of the agents of this fleet")
+        stage = self._stage()
+        if stage is None:
+            raise NotStaged("nothing can be staged here")
+        return stage
+
+    async def _find(self, stage: Stage, root: str) -> _Kept:
+        """Raises NotStaged."""
+        kept = self._kept
+        if kept is not None and kept.manifest.root == root and _holds(stage, kept.slot, root):
+            return kept
+        try:
+            self._kept = await asyncio.to_thread(_read, stage, root)
+        except StageUnusable as error:
+            raise NotStaged(str(error)) from error
+        return self._kept
+
+
+def _read(stage: Stage, root: str) -> _Kept:
+    slot = read_index(stage.folder).holding(root)
+    manifest = read_manifest(stage.folder, slot)
+    placement = Placement(slot.regions)
+    return _Kept(slot, manifest, tuple(placement.place(bucket) for bucket in manifest.buckets))
+
+
+def _holds(stage: Stage, slot: SlotEntry, root: str) -> bool:
+    """As the index says now: it is written by other processes, too."""
+    try:
+        return read_index(stage.folder).holding(root).name == slot.name
+    except StageUnusable:
+        return False
