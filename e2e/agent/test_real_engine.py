@@ -213,7 +213,7 @@ async def test_a_stream_spans_a_move_and_says_so(local: LocalPod) -> None:
         ("qwen3-other-shape", "model.embed_tokens.weight is [384, "),
         ("qwen3-half-written", "is it still being written?"),
         ("qwen3-missing-shard", "is it still being written?"),
-        ("llama-v1", "lacks model.layers.0.self_attn.k_norm.weight"),
+        ("llama-v1", "lack model.layers.0.self_attn.k_norm.weight"),
     ],
 )
 async def test_a_wrong_checkpoint_is_refused_and_the_old_weights_serve(

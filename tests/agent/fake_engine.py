@@ -19,7 +19,7 @@ from typing import Any
 
 from aiohttp import web
 
-from sglang_rollout.agent.checkpoint import CheckpointRefused, compare, read_manifest
+from sglang_rollout.agent.checkpoint import CheckpointRefused, compare, read_checkpoint
 from sglang_rollout.agent.sglang_versions import NEWEST, Release
 from sglang_rollout.protocol.memory import MemoryTag
 
@@ -227,7 +227,7 @@ class EngineRules:
         if not Path(path).is_dir():
             return f"Failed to get weights iterator: {path} is not there."
         try:
-            compare(read_manifest(Path(path)), read_manifest(Path(self.boot_path)), Path(path))
+            compare(read_checkpoint(Path(path)), read_checkpoint(Path(self.boot_path)), Path(path))
         except CheckpointRefused as error:
             self._die(f"a load: {error}")
         self.held = self.held | {path}

@@ -1,6 +1,8 @@
 """The command and the environment that SGLang is started with."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,20 @@ def test_our_packages_do_not_hide_those_of_the_image() -> None:
     assert changed["HOME"] == "/h"
     assert changed["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"
     assert "PYTHONPATH" not in settings().environment({"PYTHONPATH": str(SITE)})
+
+
+def test_an_engine_with_a_stage_gets_the_weight_loader_and_our_package_alone(tmp_path: Path) -> None:
+    staged = settings(**{pod.ENV_STAGE_MEDIUM: "Host", pod.ENV_RUN_DIR: str(tmp_path)})
+    assert "--custom-weight-loader=sglang_rollout.engine.weight_loader.load" in staged.command(ORDER)
+    for _ in range(2):
+        staged.place_hook()
+    path = staged.environment({"PYTHONPATH": f"{SITE}:/opt/extra"})["PYTHONPATH"]
+    assert path == f"/opt/extra:{tmp_path}/hook"
+    assert [entry.name for entry in (tmp_path / "hook").iterdir()] == ["sglang_rollout"]
+    code = "import sglang_rollout.engine.weight_loader as loader; print(loader.__file__)"
+    found = subprocess.run([sys.executable, "-S", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True)
+    assert found.stdout.startswith(str(tmp_path)), found.stderr
+    assert not settings(**{pod.ENV_STAGE_MEDIUM: "None"}).hook
 
 
 @pytest.mark.parametrize("argv", [[], ["--tp-size=2"]])

@@ -1,5 +1,5 @@
-"""The manifest of the checkpoint that the running engine was started from: what every later one must equal. Kept on
-disk, since that checkpoint may be deleted while the engine runs."""
+"""What the checkpoint holds that the running engine was started from: every later one must have the same tensors. Kept
+on disk, since that checkpoint may be deleted while the engine runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sglang_rollout.protocol.launch import EngineRecord
 from sglang_rollout.protocol.wire import dumps, loads
 from sglang_rollout.serving.private_file import write_private
 
-from .checkpoint import Manifest, compare, read_manifest
+from .checkpoint import Checkpoint, compare, read_checkpoint
 
 
 @dataclass(frozen=True)
-class BootManifest:
+class BootCheckpoint:
     start_id: str
-    manifest: Manifest
+    checkpoint: Checkpoint
 
 
 class ReferenceFile:
@@ -25,21 +25,23 @@ class ReferenceFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def keep(self, start_id: str, folder: Path) -> None:
+    def keep(self, start_id: str, folder: Path) -> Checkpoint:
         """Reads what the engine `start_id` is about to start from. Raises CheckpointRefused and OSError."""
-        write_private(self._path, dumps(BootManifest(start_id, read_manifest(folder))))
+        checkpoint = read_checkpoint(folder)
+        write_private(self._path, dumps(BootCheckpoint(start_id, checkpoint)))
+        return checkpoint
 
     def check(self, record: EngineRecord, folder: Path) -> None:
         """Raises CheckpointRefused if the engine of `record` must not load the checkpoint in `folder`, OSError and
         MalformedMessage when that cannot be told now."""
-        compare(read_manifest(folder), self._of(record), folder)
+        compare(read_checkpoint(folder), self.running(record), folder)
 
-    def _of(self, record: EngineRecord) -> Manifest:
+    def running(self, record: EngineRecord) -> Checkpoint:
+        """What the engine of `record` was started from. Raises as check()."""
         try:
-            kept = loads(BootManifest, self._path.read_bytes())
+            kept = loads(BootCheckpoint, self._path.read_bytes())
         except FileNotFoundError:
             kept = None
         if kept is None or kept.start_id != record.start_id:
-            self.keep(record.start_id, Path(record.order.model_path))
-            kept = loads(BootManifest, self._path.read_bytes())
-        return kept.manifest
+            return self.keep(record.start_id, Path(record.order.model_path))
+        return kept.checkpoint

@@ -3,10 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_rollout.protocol import pod
+from sglang_rollout.transfer.stage_index import DEFAULT_FOLDER, ENV_FOLDER
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """Where and how new weights are kept before they are served. medium: Host (shared memory), Device (GPU memory) or
+    None (nowhere). versions: 1 or 2. bucket_bytes: of what is read from a checkpoint at a time."""
+
+    medium: str = "None"
+    versions: int = 1
+    bucket_bytes: int = 512 << 20
+    folder: Path = Path(DEFAULT_FOLDER)
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> StageSettings:
+        """Raises ValueError."""
+        medium = environment.get(pod.ENV_STAGE_MEDIUM, "None")
+        if medium not in ("Host", "Device", "None"):
+            raise ValueError(f"{pod.ENV_STAGE_MEDIUM} must be Host, Device or None, not {medium!r}")
+        return cls(
+            medium,
+            int(environment.get(pod.ENV_STAGE_VERSIONS, "1")),
+            int(environment.get(pod.ENV_STAGE_BUCKET_BYTES, 512 << 20)),
+            Path(environment.get(ENV_FOLDER, DEFAULT_FOLDER)),
+        )
 
 
 @dataclass(frozen=True)
@@ -27,6 +52,7 @@ class AgentSettings:
     profile_dir: Path = Path(pod.PROFILE_DIR)
     namespace: str = ""
     pod_name: str = ""
+    stage: StageSettings = field(default_factory=StageSettings)
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> AgentSettings:
@@ -46,4 +72,5 @@ class AgentSettings:
             profile_dir=Path(environment.get(pod.ENV_PROFILE_DIR, pod.PROFILE_DIR)),
             namespace=environment.get(pod.ENV_NAMESPACE, ""),
             pod_name=environment.get(pod.ENV_POD_NAME, ""),
+            stage=StageSettings.read(environment),
         )

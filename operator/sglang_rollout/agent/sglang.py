@@ -14,6 +14,8 @@ import aiohttp
 
 from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.weights import PauseMode, WeightVersion
+from sglang_rollout.transfer.dtypes import DTYPES
+from sglang_rollout.transfer.manifest import Tensor
 
 from .sglang_versions import NEWEST, Release
 
@@ -69,6 +71,20 @@ class Load:
 class ServerInfo:
     version: str
     watchdog_seconds: float  # of the scheduler: --watchdog-timeout
+    ranks: int = 1  # of tensor parallelism
+
+
+@dataclass(frozen=True)
+class UpdateGroup:
+    """A group of processes that the engine's ranks join from `first_rank` on; whoever has rank 0 broadcasts. address
+    and port: of its rendezvous. backend: torch's name, "nccl" or "gloo"."""
+
+    name: str
+    address: str
+    port: int
+    first_rank: int
+    world: int
+    backend: str
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,8 @@ class SGLang:
     async def server_info(self) -> ServerInfo:
         info = await self._ok("GET", "/server_info", None, self._admin, CONTROL_SECONDS)
         try:
-            return ServerInfo(str(info["version"]), float(info.get("watchdog_timeout", WATCHDOG_SECONDS) or 0.0))
+            watchdog = float(info.get("watchdog_timeout", WATCHDOG_SECONDS) or 0.0)
+            return ServerInfo(str(info["version"]), watchdog, int(info.get("tp_size", 1)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineError(f"/server_info has another form than expected: {error!r}") from error
 
@@ -215,6 +232,67 @@ class SGLang:
         answer = await self._ok("POST", "/update_weights_from_disk", body, self._admin, seconds)
         if not (isinstance(answer, dict) and answer.get("success") is True):
             raise EngineError(f"/update_weights_from_disk: {_one_line(str(answer))}")
+
+    async def begin_weight_update(self) -> None:
+        """Opens the session that updates by tensor are made in (Release.weight_session). One that is open was left by
+        somebody who is gone: it is closed, and all of the update is made again."""
+        if not self.release.weight_session:
+            return
+        body = {"selector": "all"}
+        status, text = await self._call("POST", "/begin_weight_update", body, self._admin, CONTROL_SECONDS)
+        if status == 400 and "already open" in text:
+            await self.end_weight_update()
+            status, text = await self._call("POST", "/begin_weight_update", body, self._admin, CONTROL_SECONDS)
+        if status != 200:
+            raise EngineError(f"/begin_weight_update answered {status}: {_one_line(text)}")
+
+    async def end_weight_update(self) -> None:
+        if self.release.weight_session:
+            await self._ok("POST", "/end_weight_update", {}, self._admin, CONTROL_SECONDS)
+
+    async def update_weights_from_tensor(self, body: dict[str, Any], seconds: float) -> None:
+        """`body` as SGLang wants it. Raises EngineError."""
+        answer = await self._ok("POST", "/update_weights_from_tensor", body, self._admin, seconds)
+        if not (isinstance(answer, dict) and answer.get("success") is True):
+            raise EngineError(f"/update_weights_from_tensor: {_one_line(str(answer))}")
+
+    async def set_weight_version(self, version: str) -> None:
+        """The label of what was put in by tensors; running requests go on."""
+        body = {"new_version": version, "abort_all_requests": False}
+        await self._ok("POST", "/update_weight_version", body, self._admin, CONTROL_SECONDS)
+
+    async def init_update_group(self, group: UpdateGroup, seconds: float) -> None:
+        """Every rank of the engine joins. Its schedulers stand still until all others have: EngineUnreachable means
+        that they still do, and nothing but the end of the process frees them."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": group.first_rank,
+            "world_size": group.world,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        await self._ok("POST", "/init_weights_update_group", body, self._admin, seconds)
+
+    async def destroy_update_group(self, name: str, seconds: float) -> None:
+        await self._ok("POST", "/destroy_weights_update_group", {"group_name": name}, self._admin, seconds)
+
+    async def update_weights_from_distributed(self, group: str, tensors: Sequence[Tensor], seconds: float) -> None:
+        """Receives one broadcast of `tensors`, joined in that order, and loads them, without flushing, aborting or
+        relabelling. As init_update_group, it stands still until the sender has sent. Raises EngineError, after which
+        any part of them may be in."""
+        body = {
+            "names": [tensor.name for tensor in tensors],
+            "dtypes": [DTYPES[tensor.dtype].torch for tensor in tensors],
+            "shapes": [list(tensor.shape) for tensor in tensors],
+            "group_name": group,
+            "load_format": "flattened_bucket",
+            "flush_cache": False,
+            "abort_all_requests": False,
+        }
+        answer = await self._ok("POST", "/update_weights_from_distributed", body, self._admin, seconds)
+        if not (isinstance(answer, dict) and answer.get("success") is True):
+            raise EngineError(f"/update_weights_from_distributed: {_one_line(str(answer))}")
 
     # --- transport ---
 

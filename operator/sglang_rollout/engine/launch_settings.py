@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from sglang_rollout.protocol import pod
+from sglang_rollout.transfer.hook_call import LOADER
 
 CONFIG_FILE = "engine-config.yaml"
 TERMINATION_LOG = "/dev/termination-log"
 SERVE = Path(__file__).with_name("serve.py")
 SITE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
+HOOK_DIR = "hook"  # in the run folder: our package alone, for SGLang to import the weight loader from
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class LaunchSettings:
     served_name: str
     startup_timeout: float
     engine_args: tuple[str, ...]
+    stage_medium: str = "None"
 
     @classmethod
     def read(cls, environment: Mapping[str, str], argv: Sequence[str]) -> LaunchSettings:
@@ -48,7 +52,22 @@ class LaunchSettings:
             served_name=environment.get(pod.ENV_SERVED_NAME, ""),
             startup_timeout=float(environment.get(pod.ENV_STARTUP_TIMEOUT, "1800")),
             engine_args=tuple(argv[1:]),
+            stage_medium=environment.get(pod.ENV_STAGE_MEDIUM, "None"),
         )
+
+    @property
+    def hook(self) -> bool:
+        """Whether SGLang is started with the weight loader: wherever the pod has a stage."""
+        return self.stage_medium != "None"
+
+    def place_hook(self) -> None:
+        """Makes the one folder of ours that SGLang may import from; the packages beside ours must not hide those of
+        the image."""
+        folder = self.run_dir / HOOK_DIR
+        folder.mkdir(parents=True, exist_ok=True)
+        link = folder / PACKAGE.name
+        link.unlink(missing_ok=True)
+        link.symlink_to(PACKAGE)
 
     def command(self, order: Mapping[str, Any]) -> list[str]:
         """SGLang's command for a protocol.launch.LaunchOrder on the wire. Values are joined to their flags by "=":
@@ -68,6 +87,8 @@ class LaunchSettings:
                 "--node-rank": self.rank,
                 "--dist-init-addr": order["rendezvous"],
             }
+        if self.hook:
+            flags["--custom-weight-loader"] = LOADER
         saver = [] if self.on_cpu else _memory_flags(order.get("launch") or {})
         # SGLang looks for the word "--config" and takes the next one as its file.
         config = ["--config", str(flags.pop("--config"))]
@@ -85,6 +106,8 @@ class LaunchSettings:
         /health, since the generating one hangs while paused and then calls the engine unhealthy."""
         mine = os.path.realpath(SITE)
         path = [p for p in environment.get("PYTHONPATH", "").split(os.pathsep) if p and os.path.realpath(p) != mine]
+        if self.hook:
+            path.append(str(self.run_dir / HOOK_DIR))
         changed = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
         if path:
             changed["PYTHONPATH"] = os.pathsep.join(path)

@@ -112,7 +112,10 @@ class Launcher:
             "order": order,
             "dataKey": data_key,
             "adminKey": admin_key,
+            "hook": self._settings.hook,
         }
+        if self._settings.hook:
+            self._settings.place_hook()
         self._write_record()
         self._started = True
         pid, output = process_tree.spawn(self._settings.command(order), self._settings.environment(os.environ))

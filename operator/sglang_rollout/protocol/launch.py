@@ -28,13 +28,16 @@ class LaunchOrder:
 
 @dataclass(frozen=True)
 class EngineRecord:
-    """RUN_DIR/engine.json, written by the launcher (atomically, 0600) before SGLang starts and when it ends."""
+    """RUN_DIR/engine.json, written by the launcher (atomically, 0600) before SGLang starts and when it ends.
+
+    hook: it was started with our weight loader; one without dies of a call to it."""
 
     start_id: str
     started_at: str
     order: LaunchOrder
     data_key: str
     admin_key: str
+    hook: bool = False
     pid: int = 0
     exited: bool = False
     exit_code: int = 0

@@ -41,6 +41,9 @@ ENV_RENDEZVOUS_PORT = "ROLLOUT_RENDEZVOUS_PORT"
 ENV_STARTUP_TIMEOUT = "ROLLOUT_STARTUP_TIMEOUT_SECONDS"
 ENV_SERVED_NAME = "ROLLOUT_SERVED_NAME"  # what clients call the model; constant over weight updates
 ENV_DRAIN_SECONDS = "ROLLOUT_DRAIN_SECONDS"  # how long preStop lets running requests finish
+ENV_STAGE_MEDIUM = "ROLLOUT_STAGE_MEDIUM"  # Host or Device; None or unset: weights are not staged
+ENV_STAGE_VERSIONS = "ROLLOUT_STAGE_VERSIONS"  # how many versions the stage has room for, 1 or 2
+ENV_STAGE_BUCKET_BYTES = "ROLLOUT_STAGE_BUCKET_BYTES"
 
 # Router pods only: the file with the key that clients must present; unset: everyone is served.
 ENV_ROUTER_API_KEY_FILE = "ROLLOUT_ROUTER_API_KEY_FILE"

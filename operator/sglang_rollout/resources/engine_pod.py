@@ -3,6 +3,8 @@ nothing in it changes when weights move."""
 
 from __future__ import annotations
 
+from kubernetes.utils.quantity import parse_quantity
+
 from ..api import SGLangRollout
 from ..api.names import (
     CONTAINER_AGENT,
@@ -22,6 +24,9 @@ from ..protocol.pod import (
     ENV_NODES,
     ENV_RENDEZVOUS_PORT,
     ENV_SERVED_NAME,
+    ENV_STAGE_BUCKET_BYTES,
+    ENV_STAGE_MEDIUM,
+    ENV_STAGE_VERSIONS,
     ENV_STARTUP_TIMEOUT,
     FLEET_DIR,
     PATH_LIVE,
@@ -188,6 +193,9 @@ def _shared_environment(rollout: SGLangRollout, index: int) -> list[Manifest]:
         literal(ENV_RENDEZVOUS_PORT, RENDEZVOUS_PORT),
         literal(ENV_STARTUP_TIMEOUT, spec.engine.startup_timeout_seconds),
         literal(ENV_SERVED_NAME, spec.model.served_name or spec.model.path),
+        literal(ENV_STAGE_MEDIUM, spec.agent.staging.medium),
+        literal(ENV_STAGE_VERSIONS, spec.agent.staging.versions),
+        literal(ENV_STAGE_BUCKET_BYTES, _bytes(spec.agent.staging.bucket_size)),
     ]
 
 
@@ -222,3 +230,14 @@ def _volumes(rollout: SGLangRollout) -> list[Manifest]:
     if rollout.spec.model.volume is not None:
         volumes.append({**rollout.spec.model.volume, "name": _VOLUME_MODEL})
     return volumes
+
+
+def _bytes(quantity: int | str) -> int:
+    """Raises UnusableSpec for what is no whole number of bytes above zero."""
+    try:
+        size = int(parse_quantity(quantity))  # type: ignore[no-untyped-call]
+    except ValueError as error:
+        raise UnusableSpec(f"agent.staging.bucketSize: {error}") from error
+    if size < 1:
+        raise UnusableSpec(f"agent.staging.bucketSize: {quantity} is no size, write 512Mi for example")
+    return size

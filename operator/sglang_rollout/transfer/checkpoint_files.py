@@ -65,7 +65,7 @@ def _read_header(path: Path) -> list[StoredTensor]:
     except HeaderCutOff as error:
         raise CheckpointUnusable(str(error)) from error
     except FileNotFoundError:
-        raise CheckpointUnusable(f"{path} does not exist: is the checkpoint still being written?") from None
+        raise CheckpointUnusable(f"{path} does not exist: is it still being written?") from None
     except ValueError as error:
         raise CheckpointUnusable(f"{path} has no valid safetensors header: {error}") from error
     if not isinstance(header.content, dict):

@@ -26,7 +26,7 @@ def differences(
         if (offered[name].dtype, offered[name].shape) != (running[name].dtype, running[name].shape)
     ]
     if changed:
-        sentences.append(f"wrong tensors in {subject}: {some(changed, '; ')}")
+        sentences.append(f"wrong types or shapes in {subject}: {some(changed, '; ')}")
     if absent := sorted(running.keys() - offered.keys() - free):
         sentences.append(f"{subject} lack {some(absent)}, which the running model has")
     if unknown := sorted(offered.keys() - running.keys() - free):
