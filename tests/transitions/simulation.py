@@ -19,9 +19,16 @@ from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
 from sglang_rollout.protocol.fleet import Trust
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryTag
 from sglang_rollout.protocol.operations import OperationKind, OperationReport, OperationResult
-from sglang_rollout.protocol.report import AgentReport, EngineReport, EngineState, MoveReport
+from sglang_rollout.protocol.report import (
+    AgentReport,
+    EngineReport,
+    EngineState,
+    MoveReport,
+    StagedWeights,
+    StageReport,
+)
 from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport, Worker
-from sglang_rollout.protocol.weights import Step, WeightMove, WeightVersion
+from sglang_rollout.protocol.weights import SourceKind, Step, WeightMove, WeightVersion
 from sglang_rollout.resources import FleetContext
 from sglang_rollout.transitions.observed import ChildView, Observed, PodView
 from sglang_rollout.transitions.plan import plan
@@ -91,9 +98,14 @@ class SimPod:
     agent_start: int = 0
     orders: AgentDesired | None = None  # what the operator wants it to hear; `desired`: what it has heard
     router_orders: RouterDesired | None = None
+    order: int = 0  # number of router_orders; heard_order, answered_order: of what it has heard, and reported of
+    heard_order: int = 0
+    answered_order: int = 0
     desired: AgentDesired | None = None
     engine: SimEngine | None = None
     move: MoveReport | None = None
+    ahead: MoveReport | None = None
+    stage: list[str] = field(default_factory=list)  # versions, the newest last; outlives engine and agent
     router_desired: RouterDesired | None = None
     router_workers: dict[str, Worker] = field(default_factory=dict)
     router_pending: dict[str, Worker] = field(default_factory=dict)  # taken in, not listed and not used yet
@@ -118,6 +130,8 @@ class Simulation:
         self.silent: dict[str, str] = {}
         self.bad_paths: set[str] = set()
         self.break_next_apply = False
+        self.trainers: set[str] = set()  # versions that a trainer is there to send
+        self.stage_slots = 1  # versions that fit into a pod's stage; 0: there is none
         self.cache_is_busy: Callable[[], bool] = lambda: False
         self.events: list[str] = []
         self.done_operations: list[tuple[str, str]] = []
@@ -151,6 +165,7 @@ class Simulation:
             agents={uid: report for uid, report in self.delivered_agents.items() if uid in self.pods},
             routers={uid: report for uid, report in self.delivered_routers.items() if uid in self.pods},
             silent={uid: why for uid, why in self.silent.items() if uid in self.pods},
+            untold=frozenset(uid for uid, pod in self.pods.items() if pod.answered_order != pod.order),
         )
 
     def reconcile(self, status_write_fails: bool = False) -> Plan:
@@ -169,8 +184,9 @@ class Simulation:
             if uid in self.pods:
                 self.pods[uid].orders = desired
         for uid, routers in step.routers.items():
-            if uid in self.pods:
+            if uid in self.pods and routers != self.pods[uid].router_orders:
                 self.pods[uid].router_orders = routers
+                self.pods[uid].order += 1
         self.events += [event.reason for event in step.events]
         if not status_write_fails:
             self.object = {**self.object, "status": step.status.to_object()}
@@ -222,7 +238,7 @@ class Simulation:
         """The pod is told what the operator wants of it last; what was ordered before is refused if it comes later."""
         pod = self.pods.get(uid)
         if pod is not None and pod.takes_orders and (pod.engine_index is None or not pod.terminating):
-            pod.desired, pod.router_desired = pod.orders, pod.router_orders
+            pod.desired, pod.router_desired, pod.heard_order = pod.orders, pod.router_orders, pod.order
 
     def run_pod(self, uid: str) -> None:
         pod = self.pods.get(uid)
@@ -233,6 +249,7 @@ class Simulation:
         elif not pod.terminating:
             self._run_engine(pod)
             self._run_move(pod)
+            self._run_ahead(pod)
 
     def _run_router(self, pod: SimPod) -> None:
         """An addition is taken in now and done later; until then it cannot be taken back."""
@@ -280,6 +297,8 @@ class Simulation:
     def _run_operations(self, pod: SimPod, engine: SimEngine, desired: AgentDesired) -> None:
         for operation in desired.operations:
             if operation.id in engine.operations or engine.released or engine.void:
+                continue
+            if operation.start_id not in ("", engine.start_id):
                 continue
             if operation.kind is OperationKind.RESET:
                 assert not self._is_reachable(pod, engine), "weights are overwritten only when no router has the engine"
@@ -331,6 +350,9 @@ class Simulation:
                 # The agent reads it back from the engine: an agent that has started again comes to this, too.
                 pod.move = MoveReport(order.id, reached=Step.APPLY)
                 engine.paused = engine.paused or order.until < Step.CONTINUE
+        given_up = pod.move.error and not pod.move.refused
+        if given_up and order.source.peers and pod.move.reached < Step.PREPARE:
+            pod.move = MoveReport(order.id)
         if order.abort:
             if pod.move.reached <= Step.PAUSE:
                 pod.move = replace(pod.move, aborted=True)
@@ -339,14 +361,45 @@ class Simulation:
         if pod.move.error or pod.move.aborted or pod.move.reached >= order.until:
             return
         step = Step(pod.move.reached + 1)
-        if step is Step.PREPARE and order.weights.path in self.bad_paths:
-            pod.move = replace(pod.move, error="tensor x has another shape", refused=True)
+        if step is Step.PREPARE:
+            pod.move = self._stage(pod, order)
             return
         if step > Step.PREPARE and MemoryTag.WEIGHTS in engine.released:
             return  # an order that was made before the release: the agent refuses what would kill its engine
         if pod.rank == 0 and not self._do(step, pod, engine, order):
             return
         pod.move = replace(pod.move, reached=step)
+
+    def _run_ahead(self, pod: SimPod) -> None:
+        order = pod.desired.prepare if pod.desired else None
+        if order is None or pod.engine is None or pod.engine.state is not EngineState.SERVING:
+            pod.ahead = None if order is None else pod.ahead
+            return
+        known = pod.ahead if pod.ahead is not None and pod.ahead.id == order.id else MoveReport(order.id)
+        again = known.error and not known.refused and order.source.peers
+        if known.reached < Step.PREPARE and (not known.error or again):
+            known = self._stage(pod, order)
+        pod.ahead = known
+
+    def _stage(self, pod: SimPod, order: WeightMove) -> MoveReport:
+        """What staging comes to. Bytes of one version are the same wherever they come from."""
+        version, source = order.weights.version, order.source
+        done = MoveReport(order.id, reached=Step.PREPARE, root=f"root-{version}" if self.stage_slots else "")
+        if source.kind in (SourceKind.DIRECT, SourceKind.COLOCATED):
+            there = version in self.trainers or pod.rank > 0
+            return replace(done, root="") if there else MoveReport(order.id, error="the trainer does not answer")
+        if source.kind is SourceKind.KEPT and version in pod.stage:
+            return done
+        ips = {f"{other.ip}:30001" for other in self.pods.values() if version in other.stage and not other.unreachable}
+        from_peer = bool(ips & set(source.peers))
+        from_trainer = source.kind is SourceKind.STAGED and version in self.trainers
+        if order.weights.path in self.bad_paths:
+            return MoveReport(order.id, error="tensor x has another shape", refused=True)
+        if not (from_peer or from_trainer or order.weights.path):
+            return MoveReport(order.id, error="nobody sends it")
+        pod.stage = [*(held for held in pod.stage if held != version), version][-self.stage_slots :]
+        pod.stage = pod.stage if self.stage_slots else []
+        return done
 
     def _do(self, step: Step, pod: SimPod, engine: SimEngine, order: WeightMove) -> bool:
         """One step on the engine; False: not done."""
@@ -359,6 +412,11 @@ class Simulation:
                 return False
         if step is Step.APPLY:
             assert engine.paused, "weights are applied on paused engines only"
+            live = order.source.kind in (SourceKind.DIRECT, SourceKind.COLOCATED)
+            if live and order.weights.version not in self.trainers:
+                self.break_next_apply = True
+            if not live and not order.weights.path:
+                assert order.weights.version in pod.stage, "what is applied is in the stage"
             if self.break_next_apply:
                 self.break_next_apply = False
                 engine.mixed = True
@@ -386,6 +444,7 @@ class Simulation:
             self.delivered_routers.pop(uid, None)
         elif pod.engine_index is None:
             self.delivered_routers[uid] = self._router_report(pod)
+            pod.answered_order = pod.heard_order
         else:
             self.delivered_agents[uid] = self._agent_report(pod)
 
@@ -429,6 +488,8 @@ class Simulation:
             generation=pod.desired.generation if pod.desired else 0,
             engine=report,
             move=pod.move,
+            prepare=pod.ahead,
+            stage=StageReport([StagedWeights(version, f"root-{version}") for version in pod.stage]),
             operations=list(engine.operations.values()) if engine else [],
         )
 

@@ -7,9 +7,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sglang_rollout.api import EngineStatus
+from sglang_rollout.api import EngineStatus, WeightsStatus
 from sglang_rollout.protocol.report import AgentReport, EngineReport, MoveReport
-from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.transitions.engines import EngineView
 from sglang_rollout.transitions.weight_steps import RETRY_SECONDS, catch_up
 
@@ -25,7 +24,10 @@ def engine(move: MoveReport | None = None, void: str = "") -> EngineView:
 
 
 def ordered(view: EngineView, version: str, now: datetime = NOW) -> str:
-    return catch_up(SPEC, view, WeightVersion(version, "/models/x"), now).id
+    weights = WeightsStatus().with_committed(version, "/models/x", NOW)
+    move = catch_up(SPEC, view, [view], weights, now)
+    assert move is not None
+    return move.id
 
 
 @pytest.mark.parametrize("version", ["2", "a#b", "#1", "x:y#3", "%23"])

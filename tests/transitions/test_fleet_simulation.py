@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sglang_rollout.api import find_condition
+from sglang_rollout.api import Condition, find_condition
 from sglang_rollout.transitions.observed import ChildView
 from sglang_rollout.transitions.plan import plan
 
@@ -459,6 +459,203 @@ def test_under_external_control_the_newest_version_read_back_is_the_target() -> 
     assert fleet.serving() == {}, "what engines start from is no version to go back to"
 
 
+def sent(version: str, transfer: str = "Staged", **more: Any) -> dict[str, Any]:
+    senders = [{"address": "10.9.0.1", "port": 29600}]
+    return {
+        "version": version,
+        "source": {"type": "Distributed", "distributed": {"transfer": transfer, "senders": senders}},
+        **more,
+    }
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("transfer", ["Staged", "Direct"])
+def test_what_a_trainer_sends_reaches_every_engine(transfer: str, nodes: int) -> None:
+    fleet = Simulation(engine={"image": "i", "nodes": nodes, "tensorParallelSize": nodes})
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    fleet.patch(weights=sent("t1", transfer))
+    fleet.settle(12)
+    assert set(fleet.serving().values()) == {"t1"}
+    assert fleet.boot.version == "default", "engines start from a folder"
+    transaction = fleet.weights.transaction
+    assert transaction is not None
+    assert transaction.members == (2 * nodes if transfer == "Staged" else 2)
+    assert (fleet.weights.history[-1].root, transaction.root) == (
+        ("root-t1",) * 2 if transfer == "Staged" else ("", "")
+    )
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_an_engine_that_starts_again_has_what_was_sent_from_its_own_stage_or_a_peer() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    fleet.patch(weights=sent("t1"))
+    fleet.settle()
+    fleet.trainers = set()
+    e0, e1 = (pod for pod in fleet.pods.values() if pod.engine_index is not None)
+    fleet.kill_engine(e0.uid)
+    fleet.settle()
+    assert set(fleet.serving().values()) == {"t1"}
+    assert len(fleet.serving()) == 2
+    fleet.delete_pod(e1.uid)
+    fleet.settle()
+    assert set(fleet.serving().values()) == {"t1"}
+    assert len(fleet.serving()) == 2
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_a_trainer_that_is_gone_leaves_the_old_version_serving_and_is_asked_again() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=sent("t1"))
+    fleet.settle(5)
+    assert set(fleet.serving().values()) == {"default"}
+    ready = fleet.condition("Ready")
+    assert (ready.status, ready.reason) == ("False", "WeightsRefused")
+    assert "nobody sends it" in ready.message
+    fleet.trainers = {"t1"}
+    fleet.settle(40)
+    assert set(fleet.serving().values()) == {"t1"}
+
+
+def test_who_missed_the_trainer_has_it_from_the_others_before_the_decision() -> None:
+    fleet = Simulation(replicas=3)
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    fleet.patch(weights=sent("t1"))
+    fleet.reconcile()
+    for uid in list(fleet.pods):
+        fleet.hear(uid)
+        fleet.run_pod(uid)
+        fleet.trainers = set()  # it dies when the first has it
+        fleet.deliver(uid)
+    assert fleet.weights.transaction is not None
+    assert fleet.weights.transaction.decision is None
+    fleet.settle(10)
+    assert fleet.serving() == {"f-e0-0": "t1", "f-e1-0": "t1", "f-e2-0": "t1"}
+
+
+def test_weights_that_all_have_lost_are_told_and_a_new_version_ends_it() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1", "t2"}
+    fleet.patch(weights=sent("t1"))
+    fleet.settle()
+    for pod in [pod for pod in fleet.pods.values() if pod.engine_index is not None]:
+        fleet.delete_pod(pod.uid)
+    for _ in range(30):
+        fleet.settle(1)
+        assert_truth(fleet, rolling=False)
+    assert fleet.serving() == {}, "t1 is what the fleet serves, and the engines have started with another"
+    degraded = fleet.condition("Degraded")
+    assert degraded.status == "True"
+    assert "nobody has version t1 any more" in degraded.message
+    fleet.patch(weights=sent("t2"))
+    fleet.settle()
+    assert set(fleet.serving().values()) == {"t2"}
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_a_decided_move_whose_weights_all_died_with_their_engines_ends_and_the_old_version_serves_on() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    fleet.patch(weights=sent("t1"))
+    while fleet.weights.transaction is None or fleet.weights.transaction.decision is None:
+        fleet.settle(1)
+    for pod in [pod for pod in fleet.pods.values() if pod.engine_index is not None]:
+        fleet.delete_pod(pod.uid)
+    fleet.trainers = set()
+    for _ in range(20):
+        fleet.settle(1)
+        assert_truth(fleet, rolling=False)
+    assert set(fleet.serving().values()) == {"default"}
+    assert "WeightsLost" in fleet.events
+    assert "publish it again" in fleet.condition("Degraded").message
+
+
+def test_a_label_that_was_served_is_not_taken_from_a_trainer_again() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1", "t2"}
+    for version in ("t1", "t2", "t1"):
+        fleet.patch(weights=sent(version))
+        fleet.settle()
+    assert set(fleet.serving().values()) == {"t2"}
+    assert "label of its own" in fleet.condition("Degraded").message
+
+
+def test_what_is_staged_ahead_is_committed_without_the_trainer() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    ahead = {"version": "t1", "source": sent("t1")["source"]}
+    fleet.patch(weights={"prepare": ahead})
+    fleet.settle(6)
+    assert set(fleet.serving().values()) == {"default"}
+    prepared = fleet.weights.prepared
+    assert prepared is not None
+    assert (prepared.version, prepared.engines, prepared.root, prepared.members) == ("t1", 2, "root-t1", 2)
+    fleet.trainers = set()
+    fleet.patch(weights={"prepare": ahead, **sent("t1")})
+    fleet.settle(10)
+    assert set(fleet.serving().values()) == {"t1"}
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_what_cannot_be_staged_ahead_is_told_and_tried_again() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights={"prepare": {"version": "t1", "source": sent("t1")["source"]}})
+    fleet.settle(4)
+    prepared = fleet.weights.prepared
+    assert prepared is not None
+    assert "nobody sends it" in prepared.message
+    assert fleet.condition("Ready").status == "True", "what is served is what spec asks for"
+    fleet.trainers = {"t1"}
+    fleet.settle(40)
+    prepared = fleet.weights.prepared
+    assert prepared is not None
+    assert (prepared.engines, prepared.message) == (2, "")
+    fleet.patch(weights={})
+    fleet.settle(4)
+    assert fleet.weights.prepared is None
+
+
+def test_weights_that_somebody_else_moves_are_waited_for_and_gated() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights={"version": "x1", "source": {"type": "External"}})
+    fleet.settle(4)
+    e0, e1 = (pod for pod in fleet.pods.values() if pod.engine_index is not None)
+    assert e0.engine is not None
+    assert e1.engine is not None
+    e0.engine.paused = True
+    e0.engine.bytes_version = "x1"
+    for _ in range(6):
+        fleet.settle(1)
+    assert fleet.serving() == {e1.name: "default"}
+    e1.engine.bytes_version = "x1"
+    fleet.deliver(e1.uid)
+    fleet.settle(6)
+    assert set(fleet.serving().values()) == {"x1"}
+    assert len(fleet.serving()) == 2
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_the_epoch_grows_when_a_pod_comes_or_goes() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    before = fleet.weights.epoch
+    fleet.settle()
+    assert fleet.weights.epoch == before
+    fleet.delete_pod(next(pod.uid for pod in fleet.pods.values() if pod.engine_index == 1))
+    fleet.settle()
+    assert fleet.weights.epoch > before
+
+
 SCRAMBLE = st.tuples(st.just("scramble"), st.integers(0, 2**32))
 FAULTS = st.one_of(
     st.tuples(st.just("kill_engine"), st.integers(0, 7)),
@@ -471,11 +668,15 @@ FAULTS = st.one_of(
     st.tuples(st.just("cut_off"), st.integers(0, 7)),
     st.tuples(st.just("reconnect"), st.just(0)),
     st.tuples(st.just("wait"), st.integers(1, 700)),
+    st.tuples(st.just("trainer_dies"), st.just(0)),
 )
 PATCHES = st.one_of(
     st.tuples(st.just("version"), st.integers(2, 9)),
     st.tuples(st.just("version"), st.integers(2, 9)),
     st.tuples(st.just("bad_version"), st.integers(20, 22)),
+    st.tuples(st.just("publish"), st.sampled_from(["Staged", "Staged", "Direct"])),
+    st.tuples(st.just("publish"), st.sampled_from(["Staged", "Staged", "Direct"])),
+    st.tuples(st.just("prepare"), st.just(0)),
     st.tuples(st.just("execution"), st.booleans()),
     st.tuples(st.just("replicas"), st.integers(1, 3)),
     st.tuples(st.just("image"), st.integers(2, 4)),
@@ -518,6 +719,17 @@ def act(fleet: Simulation, action: tuple[str, Any], strategy: dict[str, Any], ch
             if kind == "bad_version":
                 fleet.bad_paths.add(f"/models/v{value}")
             fleet.patch(weights=disk(str(value), updateStrategy=strategy))
+        case "publish":
+            label = f"t{fleet.object['metadata']['generation']}"
+            fleet.trainers.add(label)
+            fleet.patch(weights=sent(label, value, updateStrategy=strategy))
+        case "prepare":
+            label = f"t{fleet.object['metadata']['generation']}"
+            fleet.trainers.add(label)
+            ahead = {"version": label, "source": sent(label)["source"]}
+            fleet.patch(weights={**fleet.object["spec"].get("weights", {}), "prepare": ahead})
+        case "trainer_dies":
+            fleet.trainers.clear()
         case "execution":
             fleet.patch(execution={"state": "Paused" if value else "Running"}, memory={})
         case "release":
@@ -533,6 +745,10 @@ def act(fleet: Simulation, action: tuple[str, Any], strategy: dict[str, Any], ch
             fleet.patch(engine={**fleet.object["spec"]["engine"], "image": f"sglang:{value}"})
         case "wait":
             fleet.now += timedelta(seconds=value)
+
+
+def conditions(fleet: Simulation) -> tuple[Condition, ...]:
+    return fleet.rollout.status.conditions
 
 
 def assert_truth(fleet: Simulation, rolling: bool) -> None:
@@ -603,6 +819,15 @@ def assert_truth(fleet: Simulation, rolling: bool) -> None:
         ),
     ]
 )
+# The process that replaces one which was reset reads the order to do so when the routers have it already.
+@example(
+    story=[
+        (("version", 2), [("delete_pod", 0), ("scramble", 4), ("kill_engine", 3)]),
+        (("replicas", 3), [("kill_engine", 0)]),
+        (("image", 2), [("scramble", 0)]),
+        (("check", "Reset"), [("wait", 115), ("scramble", 656)]),
+    ]
+)
 def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
     nodes: int, rolling: bool, story: list[tuple[tuple[str, Any], list[tuple[str, Any]]]]
 ) -> None:
@@ -621,10 +846,17 @@ def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
     fleet.bad_paths.clear()
     fleet.break_next_apply = False
     fleet.reconnect()
+    # The trainer of what is wanted is back.
+    fleet.trainers.add(fleet.rollout.spec.weights.version or "")
     fleet.patch(execution={"state": "Running"}, memory={})
-    for _ in range(150):
+    for rounds in range(150):
         fleet.settle(1, seconds=15)
         check()
+        if rounds == 75:
+            # It may have been served and lost by all: then the trainer publishes anew.
+            assert any("nobody has" in c.message or "label of its own" in c.message for c in conditions(fleet))
+            fleet.trainers.add("last")
+            fleet.patch(weights=sent("last", updateStrategy=strategy))
         if fleet.condition("Ready").status == "True":
             # What was Ready by reports of a world that has moved on must be Ready in the present one, too.
             fleet.settle(40, seconds=15)

@@ -11,7 +11,7 @@ from ..api.status import WeightTransaction
 from ..protocol.weights import Step, WeightMove, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
-from .versions import committed_version
+from .versions import bootable_version, committed_version
 from .weight_steps import WeightsPlan, catch_up, move_order, stuck_engines
 
 
@@ -42,7 +42,7 @@ class Commit:
 
     def _committed(self) -> Commit:
         """The same transaction once its version is in the history."""
-        status = self.weights.with_committed(self.target.version, self.target.path, self.now)
+        status = self.weights.with_committed(self.target.version, self.target.path, self.now, self.transaction.root)
         return replace(self, weights=status.model_copy(update={"version": self.target.version}))
 
     def _takes_part(self, engine: EngineView) -> bool:
@@ -51,7 +51,24 @@ class Commit:
             and not engine.void
             and engine.progress(self.transaction.id) >= Step.PREPARE
             and not engine.move_error(self.transaction.id)
+            and engine.roots(self.transaction.id) <= {self.transaction.root}
         )
+
+    @property
+    def _boot(self) -> WeightVersion:
+        return self.target if self.target.path else bootable_version(self.weights)
+
+    def _order(self, engine: EngineView, until: Step) -> WeightMove:
+        return move_order(self.spec, self.transaction, engine, self.engines, until)
+
+    def _stuck(self) -> dict[int, str]:
+        return stuck_engines(self.members, self.spec, bootable=bool(self.target.path))
+
+    def _is_lost(self) -> bool:
+        """No engine has the weights and none can get them: those who had staged them have gone."""
+        root = self.transaction.root
+        staged = root and any(root in engine.staged for engine in self.engines)
+        return not (self.target.path or staged or any(engine.version == self.target.version for engine in self.engines))
 
     def _barriers(self) -> WeightsPlan:
         """AllAtOnce, before the version is committed: all pause, then all apply. Who has not paused when the time for
@@ -61,65 +78,74 @@ class Commit:
         left = seconds_left(self.transaction.decided_at, timeout, self.now)
         needed = Step.PREPARE if left > 0 else Step.PAUSE if left > -timeout else Step.APPLY
         part = [e for e in self.members if self._takes_part(e) and e.progress(self.transaction.id) >= needed]
+        if not part and self._is_lost():
+            heard = not any(engine.silent or engine.unheard for engine in self.engines)
+            if heard or left <= 0:
+                return self._give_up()
         paused = [engine for engine in part if engine.progress(self.transaction.id) >= Step.PAUSE]
         outside = [engine for engine in self.engines if engine not in part]
         everyone_paused = len(paused) == len(part)
         # An engine outside may still serve the old version: it must be out of every router before the new one serves,
         # and its moving ahead of the others would put two versions side by side.
-        alone = everyone_paused and (self.routers_in_step or not outside)
+        alone = everyone_paused and (self.routers_in_step or not outside) and (part or not self._is_lost())
         until = Step.APPLY if alone else Step.PAUSE
         applied = [engine for engine in part if engine.progress(self.transaction.id) >= Step.APPLY]
         if alone and len(applied) == len(part):
             return self._committed()._waves()
-        moves = {engine.index: move_order(self.spec, self.transaction, until) for engine in part}
+        moves = {engine.index: self._order(engine, until) for engine in part}
         missing = ", ".join(engine.name for engine in outside)
         waits = f"waiting until no router has {missing}" if everyone_paused and not alone else ""
         members = frozenset(engine.index for engine in part)
         return WeightsPlan(
             status=self._status("Committing", prepared=len(part), committed=len(applied), message=waits[:2000]),
-            boot=self.target,
+            boot=self._boot,
             moves=moves,
             holds=members,
             closed=True,
             engaged=members,
-            restarts=stuck_engines(self.members, self.spec),
+            restarts=self._stuck(),
             wake=left if left > 0 else max(left + timeout, 0.0) or None,
         )
 
     def _waves(self) -> WeightsPlan:
         """The version is committed. AllAtOnce: all continue. Rolling: as many at once as may be away."""
         rolling = self.spec.weights.update_strategy.type == "Rolling"
-        behind = [engine for engine in self.members if engine.movable and not self._has_moved(engine)]
+        unmoved = [engine for engine in self.members if engine.movable and not self._has_moved(engine)]
+        onward = {engine.index: self._onward(engine) for engine in unmoved}
+        behind = [engine for engine in unmoved if onward[engine.index] is not None]
         away = sum(1 for engine in self.members if not engine.healthy)
         begun = [engine for engine in behind if engine.progress(self.transaction.id) >= Step.PAUSE]
         waiting = [engine for engine in behind if engine not in begun]
         slots = self.spec.weights.update_strategy.max_unavailable - away - len(begun)
         chosen = [*begun, *waiting[: max(slots, 0)]] if rolling else behind
-        moves = {engine.index: self._onward(engine) for engine in chosen}
+        moves = {engine.index: order for engine in chosen if (order := onward[engine.index]) is not None}
         moves |= {
-            engine.index: move_order(self.spec, self.transaction, Step.PREPARE)
+            engine.index: self._order(engine, Step.PREPARE)
             for engine in waiting
             if engine.index not in moves and engine.progress(self.transaction.id) >= Step.PREPARE
         }
         moved = [engine for engine in self.members if self._has_moved(engine)]
+        stranded = frozenset(engine.index for engine in unmoved if engine not in behind)
         if not behind:
-            return self._done(len(moved))
+            return replace(self._done(len(moved)), stranded=stranded)
         engaged = frozenset(engine.index for engine in begun)
         return WeightsPlan(
             status=self._status("Verifying" if not rolling else "Committing", committed=len(moved), message=""),
-            boot=self.target,
+            boot=self._boot,
             moves=moves,
             # AllAtOnce: others serve the new version by now, so nobody is held who may still have the old one.
             holds=engaged if rolling else frozenset(),
             engaged=engaged,
-            restarts=stuck_engines(self.members, self.spec),
+            restarts=self._stuck(),
+            stranded=stranded,
         )
 
-    def _onward(self, engine: EngineView) -> WeightMove:
-        """This transaction's move to its end, or a catch-up for an engine that has not prepared it or failed it."""
+    def _onward(self, engine: EngineView) -> WeightMove | None:
+        """This transaction's move to its end, or a catch-up for an engine that has not prepared it or failed it; None
+        when nobody has the weights any more."""
         if self._takes_part(engine):
-            return move_order(self.spec, self.transaction, Step.CONTINUE)
-        return catch_up(self.spec, engine, self.target, self.now)
+            return self._order(engine, Step.CONTINUE)
+        return catch_up(self.spec, engine, self.engines, self.weights, self.now)
 
     def _has_moved(self, engine: EngineView) -> bool:
         if not engine.healthy or engine.version != self.target.version:
@@ -138,9 +164,16 @@ class Commit:
             return moved._done(sum(1 for engine in self.members if engine.version == self.target.version))
         return WeightsPlan(
             status=moved._status("Committing", committed=len(self.members) - len(behind)),
-            boot=self.target,
+            boot=self._boot,
             restarts={engine.index: engine.start_id for engine in behind[:slots]},
         )
+
+    def _give_up(self) -> WeightsPlan:
+        """The one end of a decided move that is none: all who had the weights died before any of them served."""
+        text = "every engine that had staged it is gone: publish it again under another label"
+        status = self._status("Failed", completed_at=timestamp(self.now), message=text)
+        note = EventNote("Warning", "WeightsLost", f"version {self.target.version}: {text}")
+        return WeightsPlan(status=status, boot=bootable_version(self.weights), restarts=self._stuck(), events=(note,))
 
     def _done(self, committed: int) -> WeightsPlan:
         stalls = [
@@ -157,9 +190,7 @@ class Commit:
         )
         text = f"{committed} engines serve version {self.target.version}"
         note = EventNote("Normal", "WeightsCommitted", text)
-        return WeightsPlan(
-            status=status, boot=self.target, restarts=stuck_engines(self.members, self.spec), events=(note,)
-        )
+        return WeightsPlan(status=status, boot=self._boot, restarts=self._stuck(), events=(note,))
 
     def _status(self, phase: str, **changes: object) -> WeightsStatus:
         transaction = self.transaction.model_copy(update=changes)

@@ -39,6 +39,14 @@ def engine_problem(engine: EngineView) -> str:
     return ""
 
 
+def stranded(engine: EngineView, version: str) -> str:
+    """Of an engine that cannot come to the version that the fleet serves."""
+    return (
+        f"engine {engine.name} holds version {engine.version}, and nobody has version {version} any more: let the"
+        " trainer publish its weights again under another label, or name a checkpoint in weights.source"
+    )
+
+
 def pod_problem(pod: PodView) -> str:
     """What keeps this pod from running; empty when nothing is known to be wrong."""
     if pod.unschedulable:

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from ..api import EngineStatus, names
 from ..protocol.memory import LaunchOptions, MemoryTag
+from ..protocol.pod import AGENT_PORT
 from ..protocol.report import TURNED_INTO_RETRACT, AgentReport, EngineState, MoveReport
 from ..protocol.weights import Step
 from . import members
@@ -113,6 +114,24 @@ class EngineView:
     def ready(self) -> bool:
         return self.complete and all(pod.ready for pod in self.pods.values())
 
+    @cached_property
+    def staged(self) -> frozenset[str]:
+        """Digests of the weights that the agents of all its pods hold in their stages."""
+        held = [{kept.root for kept in report.stage.held} for report in self.reports.values()]
+        return frozenset(set.union(*held)) if held else frozenset()
+
+    def keeps(self, root: str) -> list[str]:
+        """host:port of its agents that hold these weights."""
+        return [
+            host_port(self.pods[rank].ip, AGENT_PORT)
+            for rank, report in sorted(self.reports.items())
+            if any(kept.root == root for kept in report.stage.held)
+        ]
+
+    def fellows(self) -> list[str]:
+        """host:port of the agents of its other pods than rank 0's."""
+        return [host_port(pod.ip, AGENT_PORT) for rank, pod in sorted(self.pods.items()) if rank > 0 and pod.ip]
+
     def moves(self, move_id: str) -> tuple[MoveReport | None, ...]:
         """What each rank reports of this move, None where it has not heard of it."""
         return tuple(
@@ -138,8 +157,16 @@ class EngineView:
                 return f"pod {self.pods[rank].name}: {move.error or 'the move was given up'}"
         return ""
 
+    def roots(self, move_id: str) -> frozenset[str]:
+        """Digests of what its pods have staged for this move."""
+        return frozenset(move.root for move in self.moves(move_id) if move is not None and move.root)
+
     def move_refused(self, move_id: str) -> bool:
         return any(move is not None and move.refused for move in self.moves(move_id))
+
+
+def host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def view_engines(observed: Observed, now: datetime) -> tuple[EngineView, ...]:

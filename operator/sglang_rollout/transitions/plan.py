@@ -8,6 +8,7 @@ which engines the routers may have (routing), and what to say (summary).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -56,11 +57,12 @@ def plan(observed: Observed, now: datetime) -> Plan:
         groups=states,
         routable=routable,
         registered=routable & _registered(engines, observed),
-        routers_in_step=in_step,
+        # An order that is on its way is no news to people.
+        routers_in_step=in_step or _in_step(replace(observed, untold=frozenset(), external_untold=False), desired),
         router_behind=_router_behind(observed, router_stamp),
         weights=moved.status,
         outdated=revision.outdated,
-        problems=_problems(engines),
+        problems=_problems(engines, moved),
         fleet_problems=(*diagnosis.children_problems(observed), *diagnosis.router_problems(observed.router_pods)),
         spec_error=spec_error,
         router_url=router_url(rollout),
@@ -134,15 +136,19 @@ def _weights_and_routing(
 def _in_step(observed: Observed, desired: RouterDesired) -> bool:
     if observed.rollout.spec.router.external is not None:
         report = observed.external_router
-        if report is None or report.desired_id != desired.id or not report.in_step:
+        if report is None or observed.external_untold or report.desired_id != desired.id or not report.in_step:
             return False
     # Beside an external router: those of before, which still end.
     return routing.all_in_step(desired, observed)
 
 
 def _unregistered(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
-    """Engines that no router has. A router that takes requests and is not heard may have any of them."""
-    if any(routing.takes_requests(pod, observed) and pod.uid not in observed.routers for pod in observed.router_pods):
+    """Engines that no router has. A router that takes requests and is not heard, or not since its last order, may have
+    any of them."""
+    heard = observed.routers.keys() - observed.untold
+    if any(routing.takes_requests(pod, observed) and pod.uid not in heard for pod in observed.router_pods):
+        return frozenset()
+    if observed.external_untold:
         return frozenset()
     known = {worker.engine for report in _router_reports(observed) for worker in report.registered}
     return frozenset(engine.index for engine in engines if engine.name not in known)
@@ -252,6 +258,8 @@ def _agents(
             execution=execution,
             group=states[engine.index].assignment,
             move=moved.moves.get(engine.index),
+            prepare=moved.prepares.get(engine.index),
+            fellows=engine.fellows() if pod.rank == 0 else [],
             restart_engine=moved.restarts.get(engine.index) or residency.restarts.get(engine.index, ""),
             drain=(not engine.wanted and engine.index not in moved.engaged) or engine.index in revision.drain,
             launch=residency.launch,
@@ -275,10 +283,12 @@ def _pod_deletes(states: Mapping[int, GroupState], revision: Revision) -> tuple[
     return tuple(DeleteOrder("Pod", pod.name, pod.uid) for pod in pods.values())
 
 
-def _problems(engines: tuple[EngineView, ...]) -> dict[int, str]:
-    return {
-        engine.index: problem for engine in engines if engine.wanted and (problem := diagnosis.engine_problem(engine))
-    }
+def _problems(engines: tuple[EngineView, ...], moved: WeightsPlan) -> dict[int, str]:
+    found = {engine.index: diagnosis.engine_problem(engine) for engine in engines if engine.wanted}
+    for engine in engines:
+        if engine.index in moved.stranded and not found.get(engine.index):
+            found[engine.index] = diagnosis.stranded(engine, moved.status.version)
+    return {index: problem for index, problem in found.items() if problem}
 
 
 def _lost(observed: Observed, now: datetime) -> dict[int, str]:

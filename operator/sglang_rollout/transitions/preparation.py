@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ..api import Spec, WeightsStatus
 from ..api.conditions import seconds_left, timestamp
-from ..api.status import WeightTransaction
+from ..api.status import TransferStatus, WeightTransaction
 from ..protocol.report import EngineState
 from ..protocol.weights import Step, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
+from .sources import agents_of, transfer_of
 from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, settle
 
 
@@ -28,24 +30,39 @@ class Preparation:
     now: datetime
     routers_in_step: bool
 
+    @property
+    def _transfer(self) -> TransferStatus:
+        """How spec says that the target comes; what was staged ahead only has to be found."""
+        return TransferStatus(kind="Kept") if self._ahead else transfer_of(self.spec.weights.source)
+
+    @property
+    def _ahead(self) -> str:
+        """Digest of the target where it was staged ahead of this move and still is."""
+        prepared = self.weights.prepared
+        if prepared is None or prepared.version != self.target.version:
+            return ""
+        return prepared.root if any(prepared.root in engine.staged for engine in self.members) else ""
+
     def plan(self) -> WeightsPlan:
         transaction = self.weights.transaction
         # A change of something else does not begin an open move anew: that would be for ever, if changes are frequent.
-        same = transaction is not None and (transaction.version, transaction.path) == (
-            self.target.version,
-            self.target.path,
-        )
+        same = transaction is not None and self._is_of_target(transaction)
         if transaction is None or not same or (transaction.completed_at and transaction.generation != self.generation):
             return self._begin()
         if transaction.completed_at is not None:
             return self._try_again(transaction, transaction.completed_at)
         return self._judge(transaction)
 
+    def _is_of_target(self, transaction: WeightTransaction) -> bool:
+        way = (TransferStatus(kind="Kept"), transfer_of(self.spec.weights.source))
+        same = (transaction.version, transaction.path) == (self.target.version, self.target.path)
+        return same and transaction.source in way
+
     def _begin(self) -> WeightsPlan:
         transaction = self._transaction(1)
         if reason := _relabelled(self.weights, self.target):
             return self._fail(transaction, reason)
-        text = f"preparing version {self.target.version} from {self.target.path}"
+        text = f"preparing version {self.target.version}{_origin(transaction)}"
         return replace(self._preparing(transaction, "Staging"), events=(EventNote("Normal", "WeightsStaging", text),))
 
     def _try_again(self, failed: WeightTransaction, failed_at: str) -> WeightsPlan:
@@ -66,27 +83,40 @@ class Preparation:
         if refusals:
             return self._fail(transaction, refusals[0])
         prepared = [engine for engine in candidates if engine.progress(transaction.id) >= Step.PREPARE]
-        transaction = transaction.model_copy(update={"prepared": len(prepared)})
+        roots = sorted({transaction.root} - {""} | {root for e in prepared for root in e.roots(transaction.id)})
+        if len(roots) > 1:
+            return self._fail(transaction, different_bytes(roots))
+        transaction = transaction.model_copy(
+            update={"prepared": len(prepared), "root": roots[0] if roots else "", **staging(candidates, transaction.id)}
+        )
         left = seconds_left(transaction.started_at, self.spec.weights.timeout_seconds, self.now)
         if candidates and len(prepared) == len(candidates):
             return self._decide(transaction)
-        if not candidates and not any(_is_coming(engine) for engine in self.members):
+        if not candidates and self.target.path and not any(_is_coming(engine) for engine in self.members):
             return self._decide(transaction)
+        errors = [error for engine in candidates if (error := engine.move_error(transaction.id))]
         if left <= 0:
             if prepared:
                 return self._decide(transaction)
-            errors = [error for engine in candidates if (error := engine.move_error(transaction.id))]
             return self._fail(transaction, errors[0] if errors else "no engine was ready to prepare it in time")
+        if not prepared and candidates and len(errors) == len(candidates):
+            return self._fail(transaction, errors[0])
+        # Those that failed alone have what the others hold until then.
         phase = "Failed" if _attempt(transaction) > 1 else "Staging"
         return replace(self._preparing(transaction, phase), wake=left)
 
     def _preparing(self, transaction: WeightTransaction, phase: str) -> WeightsPlan:
+        healthy = [engine for engine in self.members if engine.healthy]
+        if not transaction.members:
+            members = agents_of(healthy, transaction.source.kind)
+            transaction = transaction.model_copy(update={"members": members})
         settled = settle(self.members, self.spec, self.weights, phase, self.now, busy=transaction)
         moves = {
-            engine.index: move_order(self.spec, transaction, Step.PREPARE)
-            for engine in self.members
-            if engine.healthy and engine.index not in settled.moves
+            engine.index: move_order(self.spec, transaction, engine, self.members, Step.PREPARE)
+            for engine in healthy
+            if engine.index not in settled.moves
         }
+        # An engine that no other way leads to the committed version may go to the next one with the others.
         return replace(settled, moves={**settled.moves, **moves})
 
     def _decide(self, transaction: WeightTransaction) -> WeightsPlan:
@@ -103,7 +133,7 @@ class Preparation:
         status = plan.status
         if rolling:
             # Both versions serve while the waves go on: the old one is behind by one from now.
-            status = status.with_committed(transaction.version, transaction.path, self.now)
+            status = status.with_committed(transaction.version, transaction.path, self.now, transaction.root)
         return replace(plan, status=status, decision=True, parting=parting, events=(note,), wake=0.0)
 
     def _left_behind(self, transaction: WeightTransaction) -> frozenset[int]:
@@ -133,14 +163,41 @@ class Preparation:
             id=f"g{self.generation}.{attempt}:{self.target.version}"[:128],
             version=self.target.version,
             path=self.target.path,
+            source=self._transfer,
+            root=self._ahead,
+            epoch=self.weights.epoch,
             generation=self.generation,
             started_at=timestamp(self.now),
         )
 
 
+def _origin(transaction: WeightTransaction) -> str:
+    """Where the weights come from, for people."""
+    if transaction.path:
+        return f" from {transaction.path}"
+    senders = transaction.source.senders
+    return f" from a trainer at {', '.join(senders[:3])}" if senders else " from a trainer"
+
+
+def different_bytes(roots: Collection[str]) -> str:
+    return f"engines were given different bytes ({' and '.join(root[:12] for root in roots)})"
+
+
+def staging(engines: Collection[EngineView], move_id: str) -> dict[str, int]:
+    """Progress in bytes of the engine that is furthest behind, for a transaction."""
+    moves = [move for engine in engines for move in engine.moves(move_id) if move is not None]
+    return {
+        "staged_bytes": min((move.staged_bytes for move in moves), default=0),
+        "of_bytes": max((move.of_bytes for move in moves), default=0),
+        "non_finite": max((move.nonfinite for move in moves), default=0),
+    }
+
+
 def _relabelled(weights: WeightsStatus, target: WeightVersion) -> str:
     """Why this label cannot be used for these bytes: it was used for others, and engines or a trainer's records may
     still know it as those. Empty: it can."""
+    if not target.path and any(entry.version == target.version for entry in weights.history):
+        return f"version {target.version} was served before: give what the trainer sends now a label of its own"
     other = [e.path for e in weights.history if e.version == target.version and e.path not in ("", target.path)]
     if not other:
         return ""

@@ -11,26 +11,32 @@ BOOT_VERSION = "default"
 
 
 def target_version(spec: Spec) -> WeightVersion | None:
-    """What spec wants the fleet to serve; None while spec names a way to get there that is not ours to go."""
-    source = spec.weights.source
+    """What spec wants the fleet to serve, without a path when a trainer has it; None under control External, where it
+    is what the trainer has made it."""
     if spec.control == "External":
         return None
+    source, label = spec.weights.source, spec.weights.version or BOOT_VERSION
     if source is None:
-        return WeightVersion(spec.weights.version or BOOT_VERSION, spec.model.path)
-    if source.type == "Disk" and source.disk is not None:
-        return WeightVersion(spec.weights.version or BOOT_VERSION, source.disk.path)
-    return None
+        return WeightVersion(label, spec.model.path)
+    return WeightVersion(label, source.disk.path if source.disk is not None else "")
 
 
 def boot_version(spec: Spec) -> WeightVersion:
     """What a new fleet starts with."""
-    return target_version(spec) or WeightVersion(BOOT_VERSION, spec.model.path)
+    target = target_version(spec)
+    return target if target and target.path else WeightVersion(BOOT_VERSION, spec.model.path)
 
 
 def committed_version(weights: WeightsStatus) -> WeightVersion:
-    """What engines that start now load. The history is never empty once the fleet was seen."""
+    """What the fleet serves. The history is never empty once the fleet was seen."""
     newest = weights.history[-1]
     return WeightVersion(newest.version, newest.path)
+
+
+def bootable_version(weights: WeightsStatus) -> WeightVersion:
+    """What engines that start now load: the newest committed version that lies in a folder. They catch up from it."""
+    entry = next((entry for entry in reversed(weights.history) if entry.path), weights.history[-1])
+    return WeightVersion(entry.version, entry.path)
 
 
 def is_allowed(weights: WeightsStatus, version: str, max_lag: int) -> bool:

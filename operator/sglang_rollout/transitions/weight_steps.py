@@ -10,10 +10,11 @@ from urllib.parse import quote
 from ..api import Spec, WeightsStatus
 from ..api.conditions import timestamp
 from ..api.status import WeightTransaction
-from ..protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
+from ..protocol.weights import KVCache, PauseMode, Source, Step, Verify, WeightMove, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
-from .versions import committed_version
+from .sources import kept_source, transaction_source
+from .versions import bootable_version, committed_version
 
 # A refused checkpoint may be one that is still being written.
 RETRY_SECONDS = 30.0
@@ -25,7 +26,9 @@ class WeightsPlan:
     are paused or will be before anything new serves). closed: no engine may be newly registered now.
     engaged: engines that must not be taken away now, since the others count on them.
     parting: engines that a decision would leave too far behind: they leave the routers before it.
-    restarts: start ids of engines to be killed, by index. decision: status holds a new decision."""
+    restarts: start ids of engines to be killed, by index. decision: status holds a new decision.
+    stranded: engines that hold another version than the committed one, which nobody has any more.
+    prepares: weights to stage ahead, by engine index."""
 
     status: WeightsStatus
     boot: WeightVersion
@@ -36,6 +39,8 @@ class WeightsPlan:
     parting: frozenset[int] = frozenset()
     restarts: dict[int, str] = field(default_factory=dict)
     decision: bool = False
+    stranded: frozenset[int] = frozenset()
+    prepares: dict[int, WeightMove] = field(default_factory=dict)
     events: tuple[EventNote, ...] = ()
     wake: float | None = None
 
@@ -52,25 +57,46 @@ def settle(
     preparation; without one, moves that engines still prepare are given up."""
     committed = committed_version(weights)
     moves: dict[int, WeightMove] = {}
+    stranded: set[int] = set()
     for engine in members:
         move = engine.leader.move if engine.leader else None
         if engine.movable and engine.version != committed.version:
-            moves[engine.index] = catch_up(spec, engine, committed, now)
+            if order := catch_up(spec, engine, members, weights, now):
+                moves[engine.index] = order
+            else:
+                stranded.add(engine.index)
         elif move is not None and move.reached in (Step.NONE, Step.PREPARE) and busy is None and not move.aborted:
             moves[engine.index] = _give_up_order(spec, committed, move.id)
         elif engine.healthy and move is not None and Step.PREPARE < move.reached < Step.CONTINUE:
-            # A move that was under way when its transaction ended is brought to its end.
-            moves[engine.index] = catch_up(spec, engine, committed, now)
+            # A move that was under way when its transaction ended is brought to its end: these weights are in.
+            moves[engine.index] = _catch_up_order(spec, engine, committed, Source(), now)
     transaction = busy if busy is not None else weights.transaction
     if busy is None and transaction is not None and transaction.completed_at is None:
         transaction = transaction.model_copy(update={"decision": "Abort", "completed_at": timestamp(now)})
     status = weights.model_copy(update={"phase": phase, "transaction": transaction})
     ended = any(_has_ended(e, moves[e.index].id) for e in members if e.index in moves)
     wake = RETRY_SECONDS if ended else None
-    return WeightsPlan(status=status, boot=committed, moves=moves, restarts=stuck_engines(members, spec), wake=wake)
+    return WeightsPlan(
+        status=status,
+        boot=bootable_version(weights),
+        moves=moves,
+        restarts=stuck_engines(members, spec, bootable=bool(committed.path)),
+        stranded=frozenset(stranded),
+        wake=wake,
+    )
 
 
-def catch_up(spec: Spec, engine: EngineView, committed: WeightVersion, now: datetime) -> WeightMove:
+def catch_up(
+    spec: Spec, engine: EngineView, everyone: Collection[EngineView], weights: WeightsStatus, now: datetime
+) -> WeightMove | None:
+    """This engine's move to the committed version, alone; None when nobody has its bytes any more."""
+    source = kept_source(weights.history[-1], engine, everyone)
+    return None if source is None else _catch_up_order(spec, engine, committed_version(weights), source, now)
+
+
+def _catch_up_order(
+    spec: Spec, engine: EngineView, committed: WeightVersion, source: Source, now: datetime
+) -> WeightMove:
     return WeightMove(
         id=_catch_up_id(engine, committed, now),
         weights=committed,
@@ -78,6 +104,8 @@ def catch_up(spec: Spec, engine: EngineView, committed: WeightVersion, now: date
         pause_mode=PauseMode(spec.weights.pause_mode),
         kv_cache=KVCache(spec.weights.kv_cache),
         timeout_seconds=float(spec.weights.timeout_seconds),
+        source=source,
+        verify=Verify(spec.weights.verify),
     )
 
 
@@ -101,8 +129,9 @@ def _give_up_order(spec: Spec, committed: WeightVersion, move_id: str) -> Weight
     return WeightMove(move_id, committed, Step.PREPARE, PauseMode(spec.weights.pause_mode), abort=True)
 
 
-def stuck_engines(members: Collection[EngineView], spec: Spec) -> dict[int, str]:
-    """Engines whose weights nobody can vouch for, and those that cannot move while they run."""
+def stuck_engines(members: Collection[EngineView], spec: Spec, bootable: bool) -> dict[int, str]:
+    """Engines whose weights nobody can vouch for, and those that cannot move while they run. bootable: the version to
+    catch up with lies in a folder, so that a new process has it from its start."""
     if spec.weights.failure_policy == "KeepGated":
         return {}
     stuck = {}
@@ -110,12 +139,16 @@ def stuck_engines(members: Collection[EngineView], spec: Spec) -> dict[int, str]
         catching_up = f"catch-up:{engine.start_id}:"
         move = engine.leader.move if engine.leader else None
         failed = move is not None and move.id.startswith(catching_up) and move.error and not move.refused
-        if engine.start_id and (engine.dirty or failed):
+        # Bytes that did not come are asked for again: a new process would need them as well.
+        unmoved = move is not None and move.reached < Step.PREPARE and not bootable
+        if engine.start_id and (engine.dirty or (failed and not unmoved)):
             stuck[engine.index] = engine.start_id
     return stuck
 
 
-def move_order(spec: Spec, transaction: WeightTransaction, until: Step) -> WeightMove:
+def move_order(
+    spec: Spec, transaction: WeightTransaction, engine: EngineView, everyone: Collection[EngineView], until: Step
+) -> WeightMove:
     return WeightMove(
         id=transaction.id,
         weights=WeightVersion(transaction.version, transaction.path),
@@ -123,4 +156,10 @@ def move_order(spec: Spec, transaction: WeightTransaction, until: Step) -> Weigh
         pause_mode=PauseMode(spec.weights.pause_mode),
         kv_cache=KVCache(spec.weights.kv_cache),
         timeout_seconds=float(spec.weights.timeout_seconds),
+        source=transaction_source(transaction, engine, everyone, spec.weights.allow_non_finite),
+        verify=Verify(spec.weights.verify),
     )
+
+
+def soonest(*waits: float | None) -> float | None:
+    return min((wait for wait in waits if wait is not None), default=None)

@@ -15,15 +15,17 @@ drained nor removed before it has come through.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection
 from datetime import datetime
 
 from ..api import Spec, WeightsStatus
 from ..protocol.weights import Step, WeightVersion
+from .ahead import staged_ahead
 from .commit import Commit
 from .engines import EngineView
 from .preparation import Preparation
-from .versions import boot_version, committed_version, target_version
+from .versions import boot_version, bootable_version, committed_version, target_version
 from .weight_steps import WeightsPlan, settle
 
 
@@ -46,6 +48,7 @@ def advance(
     committed = committed_version(weights)
     target = target_version(spec) or committed
     members = [engine for engine in engines if engine.wanted]
+    weights = _with_epoch(weights, members)
     known = {"version": committed.version, "target_version": target.version, "served": _has_served(members, weights)}
     weights = weights.model_copy(update=known)
     transaction = weights.transaction
@@ -55,13 +58,41 @@ def advance(
         parting = [e for e in engines if not e.wanted and e.progress(transaction.id) >= Step.PREPARE]
         return Commit([*members, *parting], tuple(engines), spec, weights, transaction, now, routers_in_step).plan()
     if target.version == committed.version:
-        return settle(members, spec, weights, "Idle", now)
-    if not weights.served:
+        return staged_ahead(settle(members, spec, weights, "Idle", now), members, spec, now)
+    if spec.weights.source is not None and spec.weights.source.type == "External":
+        return _moved_by_others(members, spec, weights, target, now, routers_in_step)
+    if not weights.served and target.path:
         # Nothing was ever served, so there is nothing to protect: the fleet starts at the target instead.
         fresh = weights.model_copy(update={"history": (), "transaction": None, "phase": "Idle"})
         fresh = fresh.with_committed(target.version, target.path, now).model_copy(update={"version": target.version})
         return settle(members, spec, fresh, "Idle", now)
     return Preparation(members, spec, weights, target, generation, now, routers_in_step).plan()
+
+
+def _moved_by_others(
+    members: Collection[EngineView],
+    spec: Spec,
+    weights: WeightsStatus,
+    target: WeightVersion,
+    now: datetime,
+    routers_in_step: bool,
+) -> WeightsPlan:
+    """Somebody else puts the target into the engines. One that has it leaves the routers, and all come back together
+    when every engine that is up has it."""
+    up = [engine for engine in members if engine.movable]
+    there = [engine for engine in up if engine.version == target.version]
+    if up and len(there) == len(up) and routers_in_step:
+        return settle(members, spec, weights.with_committed(target.version, "", now), "Idle", now)
+    return settle([engine for engine in members if engine not in there], spec, weights, "Staging", now)
+
+
+def _with_epoch(weights: WeightsStatus, members: Collection[EngineView]) -> WeightsStatus:
+    """The epoch of these members: a new one when a pod has come or gone."""
+    pods = sorted(uid for engine in members for uid in engine.pod_uids)
+    membership = hashlib.sha256(" ".join(pods).encode()).hexdigest()[:16]
+    if membership == weights.membership:
+        return weights
+    return weights.model_copy(update={"membership": membership, "epoch": weights.epoch + 1})
 
 
 def _with_path(weights: WeightsStatus, named: WeightVersion | None) -> WeightsStatus:
@@ -85,9 +116,8 @@ def _follow(engines: Collection[EngineView], weights: WeightsStatus, now: dateti
         # All have it again: the trainer went back to it.
         weights = weights.with_committed(back, "", now)
     newest = weights.history[-1].version
-    known = next(entry for entry in reversed(weights.history) if entry.path)
     status = weights.model_copy(update={"version": newest, "target_version": newest, "phase": "Idle"})
-    return WeightsPlan(status=status, boot=WeightVersion(known.version, known.path))
+    return WeightsPlan(status=status, boot=bootable_version(weights))
 
 
 def _trained(weights: WeightsStatus, version: str) -> str:

@@ -1,0 +1,97 @@
+"""spec.weights.prepare: the next weights, staged beside what is served, so that their commit is only the pause."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import datetime
+
+from ..api import Spec
+from ..api.conditions import seconds_left, timestamp
+from ..api.status import PreparedStatus, WeightTransaction
+from ..api.weights import PreparedWeights
+from ..protocol.report import MoveReport
+from ..protocol.weights import Step, WeightMove
+from .engines import EngineView
+from .preparation import different_bytes
+from .sources import agents_of, transfer_of
+from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, soonest
+
+
+def staged_ahead(plan: WeightsPlan, members: Collection[EngineView], spec: Spec, now: datetime) -> WeightsPlan:
+    """`plan`, of a fleet that does not move, with the orders to stage ahead and what they have come to."""
+    wanted, status = spec.weights.prepare, plan.status
+    if wanted is None or wanted.version == status.version:
+        return replace(plan, status=status.model_copy(update={"prepared": None}))
+    prepared = status.prepared
+    if prepared is None or prepared.version != wanted.version:
+        prepared = PreparedStatus(version=wanted.version)
+    if prepared.failed_at is not None:
+        wait = seconds_left(prepared.failed_at, RETRY_SECONDS, now)
+        if wait > 0:
+            return _with(plan, prepared, {}, wait)
+        prepared = prepared.model_copy(update={"attempt": prepared.attempt + 1, "failed_at": None, "members": 0})
+    # An engine that catches up needs its stage for that first.
+    healthy = [engine for engine in members if engine.healthy and engine.index not in plan.moves]
+    prepared = prepared.model_copy(
+        update={"members": prepared.members or agents_of(healthy, transfer_of(wanted.source).kind)}
+    )
+    prepared = _judged(prepared, healthy, now)
+    orders = {} if prepared.failed_at else {e.index: _order(spec, wanted, prepared, e, members, plan) for e in healthy}
+    return _with(plan, prepared, orders, RETRY_SECONDS if prepared.failed_at else None)
+
+
+def _with(
+    plan: WeightsPlan, prepared: PreparedStatus, orders: dict[int, WeightMove], wake: float | None
+) -> WeightsPlan:
+    status = plan.status.model_copy(update={"prepared": prepared})
+    return replace(plan, status=status, prepares=orders, wake=soonest(plan.wake, wake))
+
+
+def _judged(prepared: PreparedStatus, engines: Collection[EngineView], now: datetime) -> PreparedStatus:
+    """With what the reports say. It has failed when an engine refuses it, or when none has it and none goes on."""
+    name = _order_id(prepared)
+    reports = {engine.index: _reports(engine, name) for engine in engines}
+    done = [index for index, moves in reports.items() if moves and all(m.reached >= Step.PREPARE for m in moves)]
+    roots = sorted({prepared.root} - {""} | {move.root for index in done for move in reports[index] if move.root})
+    errors = [move.error for moves in reports.values() for move in moves if move.error]
+    refused = [move.error for moves in reports.values() for move in moves if move.refused]
+    given_up = [index for index, moves in reports.items() if any(move.error for move in moves)]
+    if len(roots) > 1:
+        refused.append(different_bytes(roots))
+    found = prepared.model_copy(update={"engines": len(done), "root": roots[0] if roots else ""})
+    if refused or (errors and not done and len(given_up) == len(reports)):
+        return found.model_copy(
+            update={"failed_at": timestamp(now), "message": (refused or errors)[0][:2000], "root": ""}
+        )
+    return found.model_copy(update={"message": "" if len(done) == len(reports) else (errors or [prepared.message])[0]})
+
+
+def _reports(engine: EngineView, move_id: str) -> list[MoveReport]:
+    """Of every pod of the engine; empty while one has not heard of it."""
+    found = [report.prepare for report in engine.reports.values() if report.prepare and report.prepare.id == move_id]
+    return found if len(found) == engine.nodes else []
+
+
+def _order(
+    spec: Spec,
+    wanted: PreparedWeights,
+    prepared: PreparedStatus,
+    engine: EngineView,
+    everyone: Collection[EngineView],
+    plan: WeightsPlan,
+) -> WeightMove:
+    as_transaction = WeightTransaction(
+        id=_order_id(prepared),
+        version=wanted.version,
+        path=wanted.source.disk.path if wanted.source.disk else "",
+        source=transfer_of(wanted.source),
+        root=prepared.root,
+        epoch=plan.status.epoch,
+        members=prepared.members,
+    )
+    return move_order(spec, as_transaction, engine, everyone, Step.PREPARE)
+
+
+def _order_id(prepared: PreparedStatus) -> str:
+    return f"ahead.{prepared.attempt}:{prepared.version}"[:128]
