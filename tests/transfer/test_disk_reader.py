@@ -122,7 +122,7 @@ def _other_type(folder: Path) -> None:
         (_cut, "is cut off at tensor step: is it still being written"),
         (_cut_header, "ends within its header"),
         (_no_file, "holds no .*safetensors file"),
-        (_lost_shard, "does not exist: is the checkpoint still being written"),
+        (_lost_shard, "does not exist: is it still being written"),
         (_wrong_index, "lacks embed.weights where"),
         (_twice, "is in .* and in"),
         (_other_type, "tensor layers.0.scale is of type 'F4_E2M1'"),
