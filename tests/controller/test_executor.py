@@ -50,7 +50,10 @@ class RecordingPool(LinkPool[AgentDesired, AgentReport]):
 
     calls: list[tuple[str, str, str]]
 
+    told: dict[str, Any]
+
     def want(self, fleet: tuple[str, str], desired: Any) -> None:
+        self.told = dict(desired)
         if desired:
             self.calls.append(("want", "agents", ""))
 
@@ -334,3 +337,18 @@ async def test_the_planned_time_comes_back(bench: Bench) -> None:
 def test_a_rollout_is_parsed_once() -> None:
     value = Rollout(fleets.rollout())
     assert value.model is value.model
+
+
+async def test_agents_of_a_fleet_are_given_one_key_for_each_other_that_no_other_fleet_has(bench: Bench) -> None:
+    one = DESIRED["pod-uid"]
+    pool = bench.executor.agents
+    assert isinstance(pool, RecordingPool)
+    await bench.execute(Plan(status=fleets.status(), agents={"a": one, "b": one}))
+    keys = [desired.peer_key for desired in pool.told.values()]
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == 64
+    rollout = bench.rollouts.get(KEY)
+    assert rollout is not None
+    value = {**rollout.object, "metadata": {**rollout.object["metadata"], "uid": "uid-other"}}
+    await bench.executor.execute(KEY, Rollout(value), Plan(status=rollout.model.status, agents={"a": one}))
+    assert pool.told["a"].peer_key != keys[0]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import logging
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..api import names
@@ -72,6 +75,7 @@ class Executor:
     events: EventRecorder
     on_written: Callable[[Object], None]
     clock: Callable[[], float] = time.monotonic
+    _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _status_written: dict[FleetKey, float] = field(default_factory=dict)
     _deleted: dict[str, float] = field(default_factory=dict)
     _wanted: dict[FleetKey, set[ChildKey]] = field(default_factory=dict)
@@ -81,7 +85,8 @@ class Executor:
         self._must_lead()
         if plan.decision:
             await self._write_status(key, rollout, plan)
-        self.agents.want(key, plan.agents)
+        peer_key = self._peer_key(rollout)
+        self.agents.want(key, {uid: replace(desired, peer_key=peer_key) for uid, desired in plan.agents.items()})
         self.routers.want(key, plan.routers)
         self.external.want(key, plan.external_router)
         await _let_go_out()
@@ -97,6 +102,10 @@ class Executor:
         if failures:
             raise ExecutionFailed("; ".join(failures), again)
         return Outcome(again)
+
+    def _peer_key(self, rollout: Rollout) -> str:
+        """What agents of one fleet show each other. It lives as long as this process: the next leader gives another."""
+        return hmac.new(self._secret, rollout.uid.encode(), hashlib.sha256).hexdigest()
 
     def apply_errors(self, key: FleetKey) -> Mapping[tuple[str, str], str]:
         """By (kind, name): children that the API server refused at their last apply."""
