@@ -81,7 +81,7 @@ def test_every_list_says_how_it_merges() -> None:
 
 def test_objects_of_the_spec_are_there_when_a_rule_looks() -> None:
     spec = dict(FIELDS)["spec"]
-    optional = {"weightCheck", "profile", "restart"}
+    optional = {"weightCheck", "profile", "flushCache", "abortRequests", "restart"}
 
     without_default = {
         name for name, child in spec["properties"].items() if child["type"] == "object" and "default" not in child

@@ -23,7 +23,8 @@ class FakePod:
 
     check_token: raises Refusal for a token that it does not like.
 
-    delay: seconds before any PUT is answered. term: the highest lease term seen.
+    delay: seconds before any PUT is heard. loses_answers: so many next PUTs are heard and not answered. term: the
+    highest lease term seen.
     """
 
     def __init__(self, uid: str, desired: type[Any] = AgentDesired, report: Any = None) -> None:
@@ -32,6 +33,7 @@ class FakePod:
         self.serials: list[int] = []
         self.tokens: list[str] = []
         self.delay = 0.0
+        self.loses_answers = 0
         self.term = 0
         self.refuse = ""
         self.check_token: Callable[[str], None] = lambda _: None
@@ -79,6 +81,10 @@ class FakePod:
         self.serials.append(desired.serial)
         self.report(lease_term=self.term)
         self.on_desired(desired)
+        if self.loses_answers:
+            self.loses_answers -= 1
+            assert request.transport is not None
+            request.transport.abort()
         return report_response(self.board.report)
 
 

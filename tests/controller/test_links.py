@@ -125,6 +125,38 @@ async def test_a_restarted_agent_is_told_again(bench: Bench) -> None:
     assert pod.heard[1] == pod.heard[0]
 
 
+async def test_an_order_that_was_heard_without_an_answer_is_replaced_by_that_of_before(bench: Bench) -> None:
+    pod = await bench.pod("a")
+    bench.link(pod)
+    bench.pool.want(FLEET, {"a": RUNNING})
+    await eventually(lambda: len(pod.heard) == 1)
+    pod.loses_answers = 1
+    bench.pool.want(FLEET, {"a": PAUSED})
+    await eventually(lambda: PAUSED.generation in [heard.generation for heard in pod.heard])
+    bench.pool.want(FLEET, {"a": RUNNING})
+    await eventually(lambda: pod.heard[-1] == pod.heard[0])
+
+
+async def test_a_report_is_not_of_an_order_that_is_under_way(bench: Bench) -> None:
+    pod = await bench.pod("a")
+    bench.link(pod)
+    link = bench.pool.of(FLEET)["a"]
+    await eventually(lambda: link.report)
+    assert link.untold, "it may have been told something by somebody before"
+    bench.pool.want(FLEET, {"a": RUNNING})
+    assert link.untold
+    await eventually(lambda: not link.untold)
+    pod.delay = 0.2
+    bench.changes.clear()
+    bench.pool.want(FLEET, {"a": PAUSED})
+    await eventually(lambda: link._sent is None)
+    bench.pool.want(FLEET, {"a": RUNNING})
+    assert link.untold, "PAUSED may arrive, though its report is of RUNNING as is wanted"
+    await eventually(lambda: not link.untold)
+    assert [desired.generation for desired in pod.heard] == [1, 2, 1]
+    assert bench.changes, "the plan is made again"
+
+
 async def test_a_slow_agent_does_not_delay_the_others(bench: Bench) -> None:
     slow, quick = await bench.pod("slow"), await bench.pod("quick")
     slow.delay = 30.0

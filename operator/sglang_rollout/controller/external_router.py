@@ -84,6 +84,7 @@ class _Attachment:
     on_change: Callable[[], None]
     wanted: RouterDesired | None = None
     report: RouterReport | None = None
+    done: RouterDesired | None = None  # what `report` is of
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -95,6 +96,11 @@ class _Attachment:
             self.task.cancel()
             await asyncio.gather(self.task, return_exceptions=True)
 
+    @property
+    def untold(self) -> bool:
+        """What is wanted now was not brought to the router since it is wanted, and something else may have been."""
+        return self.done is None or self.done is not self.wanted
+
     def want(self, desired: RouterDesired) -> None:
         if desired != self.wanted:
             self.wanted = desired
@@ -103,16 +109,17 @@ class _Attachment:
     async def _run(self) -> None:
         while self.lease.leading:
             self.wake.clear()
-            report = await self._step()
-            before, self.report = self.report, report
-            if before is None or replace(before, revision=report.revision) != report:
+            wanted, was_untold = self.wanted, self.untold
+            report = await self._step(wanted)
+            before, self.report, self.done = self.report, report, wanted
+            if was_untold or before is None or replace(before, revision=report.revision) != report:
                 self.on_change()
             with suppress(TimeoutError):
                 async with asyncio.timeout(REPAIR_SECONDS):
                     await self.wake.wait()
 
-    async def _step(self) -> RouterReport:
-        wanted = self.wanted and replace(self.wanted, lease_term=self.lease.term)
+    async def _step(self, desired: RouterDesired | None) -> RouterReport:
+        wanted = desired and replace(desired, lease_term=self.lease.term)
         try:
             return await self.membership.step(wanted)
         except CredentialMissing as error:
@@ -159,6 +166,10 @@ class ExternalRouters:
 
     def report(self, key: FleetKey) -> RouterReport | None:
         return self._attached[key].report if key in self._attached else None
+
+    def untold(self, key: FleetKey) -> bool:
+        """The router may be on its way to other workers than those that its report is of."""
+        return key in self._attached and self._attached[key].untold
 
     def settled(self, key: FleetKey) -> bool:
         """Whether the fleet's router, if it has one, was asked once."""

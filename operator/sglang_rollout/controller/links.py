@@ -119,7 +119,7 @@ class PodLink(Generic[D, R]):
     settled: bool = False  # it has answered or failed once
     _report: R | None = None
     _wanted: D | None = None
-    _sent: tuple[str, D] | None = None  # to which process, what
+    _sent: tuple[str, D] | None = None  # to which process, what; None while a call may be under way
     _failing_since: float | None = None
     _problem: str = ""
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -149,6 +149,12 @@ class PodLink(Generic[D, R]):
         if self._failing_since is None or self.context.clock() - self._failing_since < self.context.silent_seconds:
             return ""
         return self._problem
+
+    @property
+    def untold(self) -> bool:
+        """The pod may act on another order than the one that its report is of: it was sent one and has not answered,
+        or somebody else gave it one."""
+        return self._sent is None or self._unsent() is not None
 
     def want(self, desired: D) -> None:
         """From now on the pod is told this, again whenever its program restarts. Returns at once."""
@@ -185,9 +191,11 @@ class PodLink(Generic[D, R]):
             term = self.context.lease.term
             try:
                 body = dumps(replace(desired, lease_term=term, serial=next(_SERIALS)))
+                self._sent = None  # a call that fails may have been heard all the same
                 report = await self._call("desired", "PUT", pod.PATH_DESIRED, {}, body=body, seconds=PUT_SECONDS)
                 self._sent = (self.dialect.start_of(report), desired)
                 self._take(report)
+                self.on_change()
                 pause = FIRST_PAUSE
             except LinkError as error:
                 if error.status == 409:

@@ -101,7 +101,9 @@ class Reconciler:
             agents=reports,
             routers=router_reports,
             silent=silent,
+            untold=frozenset(uid for uid, link in routers.items() if link.untold),
             external_router=self.external.report(key),
+            external_untold=self.external.untold(key),
             apply_errors=self.executor.apply_errors(key),
         )
 

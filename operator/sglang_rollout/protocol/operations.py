@@ -21,12 +21,16 @@ class OperationKind(StrEnum):
 
 @dataclass(frozen=True)
 class Operation:
-    """id: unique over kinds. steps: of a profile. An agent that has begun or done `id` does not do it again."""
+    """id: unique over kinds. steps: of a profile. An agent that has begun or done `id` does not do it again.
+
+    start_id: only this engine process is meant, any other is left alone; empty: whichever there is.
+    """
 
     id: str
     kind: OperationKind
     steps: int = 0
     timeout_seconds: float = 300.0
+    start_id: str = ""
 
 
 class OperationResult(StrEnum):

@@ -79,7 +79,8 @@ class ChildView:
 @dataclass(frozen=True)
 class Observed:
     """agents, routers: last report of each pod by pod UID; absent: none yet, or none for too long (then
-    silent[uid] says why). external_router: the same of a router that we do not run."""
+    silent[uid] says why). untold: router pods that may act on another order than the one that their report is of.
+    external_router, external_untold: the same of a router that we do not run."""
 
     rollout: SGLangRollout
     context: FleetContext
@@ -88,7 +89,9 @@ class Observed:
     agents: Mapping[str, AgentReport] = field(default_factory=dict)
     routers: Mapping[str, RouterReport] = field(default_factory=dict)
     silent: Mapping[str, str] = field(default_factory=dict)
+    untold: frozenset[str] = frozenset()
     external_router: RouterReport | None = None
+    external_untold: bool = False
     apply_errors: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property

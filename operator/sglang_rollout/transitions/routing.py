@@ -64,7 +64,7 @@ def all_in_step(desired: RouterDesired, observed: Observed) -> bool:
     """Whether every router pod that can take requests has exactly these workers."""
     reports = observed.routers
     taking = [pod for pod in observed.router_pods if takes_requests(pod, observed)]
-    return all(pod.uid in reports and _has(desired, reports[pod.uid]) for pod in taking)
+    return all(p.uid in reports and p.uid not in observed.untold and _has(desired, reports[p.uid]) for p in taking)
 
 
 def takes_requests(pod: PodView, observed: Observed) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from ..api import SGLangRollout, WeightsStatus
@@ -46,14 +46,17 @@ class WeightChecks:
             return self._told(self._over(last, self._verdict(answers)))
         resetting = answers.operation.kind is OperationKind.RESET
         told = [
-            engine.index
+            engine
             for engine in answers.up
             if self.quiet and (not resetting or engine.index in self.unregistered or engine.index in answers.begun)
         ]
+        # Of a reset: the process that was seen to be in no router. One that starts later may be in them by the time
+        # that it reads an order of before.
+        meant = {e.index: replace(answers.operation, start_id=e.start_id if resetting else "") for e in told}
         leaving = [engine.index for engine in answers.up if engine.index not in answers.ended]
         return Advance(
             last,
-            asked=dict.fromkeys(told, answers.operation),
+            asked=meant,
             resetting=frozenset(leaving if resetting and self.quiet else ()),
             wake=answers.next_look,
         )
