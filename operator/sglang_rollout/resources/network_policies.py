@@ -23,8 +23,8 @@ _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 
 def engine_network_policy(rollout: SGLangRollout, context: FleetContext) -> Manifest:
-    """Routers reach the engine, the operator the agent, engine pods of the fleet each other on every port (NCCL
-    and peers' weights choose theirs), trainers engine and agent. A router that we do not run may be anywhere:
+    """Routers reach the engine, the operator the agent; engine pods of the fleet each other and trainers them on every
+    port, since NCCL and Gloo choose theirs and either side may be the one that connects. A router that we do not run may be anywhere:
     with one, the engine's port is open, and the engine's key alone guards it."""
     ingress: list[Manifest] = [
         _rule([_pods(rollout, COMPONENT_ROUTER)], ENGINE_PORT),
@@ -35,7 +35,7 @@ def engine_network_policy(rollout: SGLangRollout, context: FleetContext) -> Mani
         ingress[0] = _rule([], ENGINE_PORT)
     if rollout.spec.network.trainers:
         peers = [peer.to_object() for peer in rollout.spec.network.trainers]
-        ingress.append(_rule(peers, ENGINE_PORT, AGENT_PORT))
+        ingress.append(_rule(peers))
     return _policy(rollout, engine_network_policy_name(rollout.metadata.name), COMPONENT_ENGINE, ingress)
 
 
