@@ -5,24 +5,29 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import subprocess
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang_rollout.engine.loader.mapped import MappedStage
-from sglang_rollout.transfer.stage_index import read_index, read_manifest
-
+from .checker import compare_every_path
+from .commits import Commits
 from .engine import Engine
-from .measurements import Measurements
-from .memory import holder_killed, release_and_resume, used_gibibytes
-from .preparation import VERSIONS, checkpoint, device_holder, make_folders, prepare, use_medium
+from .events import Events
+from .faults import damaged_stage, engine_killed, holder_killed, wrong_digest
+from .memory import processes, release_and_resume, used_gibibytes
+from .preparation import VERSIONS, Prepared, checkpoint, device_holder, make_folders, prepare
 from .settings import Settings, read_settings
+from .sglang_own import SGLangOwn
 from .streams import DecodeStreams
 from .table import table
+
+Holder = subprocess.Popen[bytes] | None
 
 
 class Results:
@@ -60,6 +65,8 @@ def main() -> int:
     settings = read_settings()
     make_folders(settings)
     results = Results(settings.out)
+    if not settings.cpu:
+        results.facts["GiB used before anything, this process's CUDA context included"] = used_gibibytes()
     try:
         with device_holder(settings, results.facts) as holder, Engine(settings, checkpoint(settings, "v1")) as engine:
             prepared = prepare(settings, results.facts)
@@ -75,55 +82,67 @@ def main() -> int:
     return 1 if results.failed or any("DIFFER" in row["verified"] for row in results.rows) else 0
 
 
-def _measure(settings: Settings, results: Results, engine: Engine, prepared: Any, holder: Any) -> None:
+def _measure(settings: Settings, results: Results, engine: Engine, prepared: Prepared, holder: Holder) -> None:
     with DecodeStreams(settings.url, settings.streams) as streams:
-        measured = Measurements(settings, engine, streams, prepared)
+        events = Events(engine, streams, prepared.size)
+        commits = Commits(settings, engine, events, prepared)
+        own = SGLangOwn(settings, commits)
 
         def step(name: str, call: Callable[[], Any]) -> None:
             def kept() -> Any:
                 try:
                     return call()
                 finally:
-                    results.rows = measured.table()
+                    results.rows = [asdict(row) for row in events.rows]
 
             results.step(name, kept)
 
-        time.sleep(8.0)
-        step("baseline", measured.baseline)
-        results.facts["decode, tok/s"] = round(measured.base)
-        if not settings.cpu:
-            step("staged on device", lambda: measured.staged("device"))
-        step("staged on host", lambda: measured.staged("host"))
-        step("wrong digest", measured.refused)
-        step("read beside decoding", measured.read_beside_decoding)
-        step("SGLang: from disk", measured.disk)
-        if not settings.cpu:
-            step("SGLang: CUDA IPC", lambda: measured.colocated(partial(_tensors, _mapped(settings))))
-        step("requests that failed", lambda: streams.stamps(0, 0)[1])
-    time.sleep(3.0)
-    if settings.cpu:
-        results.step("checksum", engine.checksum)
+        step("first tokens", lambda: _warm_up(engine, streams))
+        if settings.lean:
+            step("pause and continue", commits.baseline)
+            step("staged on both", commits.alternating)
+        else:
+            step("pause and continue", commits.baseline)
+            for medium in prepared.media:
+                step(f"staged on {medium}", partial(commits.staged, medium))
+            step("with a check, without sums", partial(commits.variants, prepared.media[0]))
+            step("wrong digest under load", commits.refused)
+            step("read beside decoding", lambda: commits.read_beside_decoding(streams))
+            step("SGLang: from disk", own.disk)
+            if not settings.cpu:
+                step("SGLang: CUDA IPC", own.colocated)
+        step("requests that failed", streams.failed)
+    engine.post("/abort_request", {"rid": "", "abort_all": True})
+    time.sleep(1.0)
+    _idle(settings, results, commits, holder)
+
+
+def _idle(settings: Settings, results: Results, commits: Commits, holder: Holder) -> None:
+    """Without running requests. The last steps end what the others need."""
+    step = results.step
+    if not settings.cpu:
+        step("memory by process", processes)
+    step("wrong digest", lambda: wrong_digest(commits))
+    if settings.lean:
         return
-    use_medium(settings, "device")
-    version = VERSIONS[0]
-    results.step("release and resume", lambda: release_and_resume(engine, prepared, version))
-    results.step("holder killed", lambda: holder_killed(engine, prepared, VERSIONS[1], holder))
+    if not settings.cpu:
+        step("weights_checker", lambda: compare_every_path(commits, own=True))
+        step("release and resume", lambda: release_and_resume(commits, VERSIONS[0]))
+    step("damaged stage", lambda: damaged_stage(commits))
+    step("engine killed in mid-load", lambda: engine_killed(commits, 0.0 if settings.cpu else 0.12))
+    if holder is not None:
+        step("holder killed", partial(holder_killed, commits, holder))
 
 
-def _mapped(settings: Settings) -> MappedStage:
-    """The device stage in this process, which stands for a trainer's."""
-    import torch
-
-    mapped = MappedStage(settings.work / "device", torch.device("cuda:0"))
-    for slot in read_index(mapped.folder).slots:
-        mapped.map(slot, pin=False)
-    return mapped
-
-
-def _tensors(mapped: MappedStage, version: str) -> list[tuple[str, Any]]:
-    slots = read_index(mapped.folder).slots
-    slot = next(slot for slot in slots if slot.sealed is not None and slot.sealed.version == version)
-    return list(mapped.tensors(slot, read_manifest(mapped.folder, slot)))
+def _warm_up(engine: Engine, streams: DecodeStreams) -> dict[str, Any]:
+    """Kernels are compiled for what comes first, and prefixes of running requests are computed at the first retract."""
+    streams.wait_begun(0.0, 240.0)
+    time.sleep(2.0)
+    for mode in ("retract", "in_place"):
+        engine.post("/pause_generation", {"mode": mode})
+        engine.post("/continue_generation")
+        time.sleep(2.0)
+    return {"decode, tok/s": round(streams.rate(2.0))}
 
 
 def _machine(settings: Settings, facts: dict[str, Any]) -> None:

@@ -69,7 +69,14 @@ class Engine:
             self._environment |= CPU_ENVIRONMENT
 
     def __enter__(self) -> Engine:
-        with self._log.open("wb") as log:
+        self._log.unlink(missing_ok=True)
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Does not wait. Also after kill()."""
+        self._connection = None
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._argv,
                 env=self._environment,
@@ -78,7 +85,12 @@ class Engine:
                 stderr=log,
                 start_new_session=True,
             )
-        return self
+
+    def kill(self) -> None:
+        """All of it at once, as the kernel would for want of memory."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(15)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -153,6 +165,14 @@ class Engine:
             raise EngineFailed(f"the loader wrote {len(reports)} reports of {action}: see {self._log}")
         return reports[0]
 
+    def hook_in_session(self, action: Action, root: str = "", version: str = "") -> HookReport:
+        """While nothing runs: an update waits for running requests."""
+        self.begin()
+        try:
+            return self.hook(action, root, version)
+        finally:
+            self.end()
+
     def outside_pause(self, action: Action, root: str = "") -> HookReport:
         """In a pause of its own, since an update waits for running requests otherwise."""
         self.post("/pause_generation", {"mode": "retract"})
@@ -163,7 +183,11 @@ class Engine:
             self.end()
             self.post("/continue_generation")
 
+    def checker(self, action: str) -> Any:
+        """SGLang's own checks of weights. Raises EngineFailed when it finds a difference."""
+        return self.post("/weights_checker", {"action": action})
+
     def checksum(self) -> str:
         """SGLang's own, over everything; takes seconds on large models."""
-        answer = self.post("/weights_checker", {"action": "checksum"})
+        answer = self.checker("checksum")
         return str(answer.get("per_engine_checksum") or answer["ranks"][0].get("per_gpu_checksum"))

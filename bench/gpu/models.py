@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,21 @@ SHAPES: dict[str, dict[str, Any]] = {
              "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
     "8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
            "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936},
+    "tiny-moe": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "num_experts": 8,
+                 "num_experts_per_tok": 2, "moe_intermediate_size": 64},
+    "30b-a3b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_attention_heads": 32,
+                "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 151936, "num_experts": 128,
+                "num_experts_per_tok": 8, "moe_intermediate_size": 768},
 }  # fmt: skip
 SHARD_BYTES = 4 << 30
+POOL_BYTES = 256 << 20
 
 
 def tensors(shape: str) -> Iterator[Tensor]:
-    """All tensors of a Qwen3 of this shape, with an output layer of its own."""
+    """All tensors of a Qwen3 or Qwen3-MoE of this shape, with an output layer of its own."""
     size = SHAPES[shape]
-    hidden, inner, head = size["hidden_size"], size["intermediate_size"], size["head_dim"]
+    hidden, head = size["hidden_size"], size["head_dim"]
     queries, keys = size["num_attention_heads"] * head, size["num_key_value_heads"] * head
     yield Tensor("model.embed_tokens.weight", "BF16", (size["vocab_size"], hidden))
     for number in range(size["num_hidden_layers"]):
@@ -34,9 +43,7 @@ def tensors(shape: str) -> Iterator[Tensor]:
             "self_attn.o_proj": (hidden, queries),
             "self_attn.q_norm": (head,),
             "self_attn.k_norm": (head,),
-            "mlp.gate_proj": (inner, hidden),
-            "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner),
+            **_feed_forward(size),
             "input_layernorm": (hidden,),
             "post_attention_layernorm": (hidden,),
         }
@@ -46,10 +53,54 @@ def tensors(shape: str) -> Iterator[Tensor]:
     yield Tensor("lm_head.weight", "BF16", (size["vocab_size"], hidden))
 
 
+def _feed_forward(size: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, experts = size["hidden_size"], size.get("num_experts", 0)
+    inner = size["moe_intermediate_size" if experts else "intermediate_size"]
+    one = {"gate_proj": (inner, hidden), "up_proj": (inner, hidden), "down_proj": (hidden, inner)}
+    if not experts:
+        return {f"mlp.{name}": dimensions for name, dimensions in one.items()}
+    return {"mlp.gate": (experts, hidden)} | {
+        f"mlp.experts.{expert}.{name}": dimensions for expert in range(experts) for name, dimensions in one.items()
+    }
+
+
+class Values:
+    """Bytes of normal random bf16 for each tensor of one version: parts of one pool, from a place that the tensor's
+    name decides, since making every byte anew would take longer than anything that is measured."""
+
+    def __init__(self, seed: int, device: str, size: int) -> None:
+        """`size`: of all tensors; a small model gets a small pool."""
+        import torch
+
+        generator = torch.Generator(device).manual_seed(seed)
+        pool = torch.empty(min(POOL_BYTES, size) // 2, dtype=torch.bfloat16, device=device)
+        pool.normal_(0, 0.02, generator=generator)
+        self._pool = memoryview(pool.cpu().view(torch.uint8).numpy())
+
+    def pieces(self, tensor: Tensor) -> Iterator[memoryview]:
+        at = zlib.crc32(tensor.name.encode()) * 2 % len(self._pool)
+        left = tensor.size
+        while left:
+            piece = self._pool[at : at + left]
+            yield piece
+            left -= len(piece)
+            at = 0
+
+    def write_into(self, view: memoryview, tensor: Tensor) -> None:
+        at = 0
+        for piece in self.pieces(tensor):
+            view[at : at + len(piece)] = piece
+            at += len(piece)
+
+
+def total_bytes(shape: str) -> int:
+    return sum(tensor.size for tensor in tensors(shape))
+
+
 def write_folder(folder: Path, shape: str) -> None:
     """Configuration and tokenizer, no weights."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -58,35 +109,43 @@ def write_folder(folder: Path, shape: str) -> None:
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=alphabet)
     tokenizer.train_from_iterator(["weights move while tokens wait"], trainer)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>").save_pretrained(folder)
-    config = Qwen3Config(
+    experts = "num_experts" in SHAPES[shape]
+    config = (Qwen3MoeConfig if experts else Qwen3Config)(
         max_position_embeddings=8192, eos_token_id=0, bos_token_id=0, tie_word_embeddings=False, **SHAPES[shape]
     ).to_dict()
-    config |= {"architectures": ["Qwen3ForCausalLM"], "torch_dtype": "bfloat16", "dtype": "bfloat16"}
+    config |= {
+        "architectures": ["Qwen3MoeForCausalLM" if experts else "Qwen3ForCausalLM"],
+        "torch_dtype": "bfloat16",
+        "dtype": "bfloat16",
+    }
     (folder / "config.json").write_text(json.dumps(config, default=str))
 
 
-def write_weights(folder: Path, shape: str, seed: int, device: str) -> int:
-    """Files of safetensors with normal random values; returns their bytes."""
-    import torch
-
-    generator = torch.Generator(device).manual_seed(seed)
+def write_weights(folder: Path, shape: str, values: Values, threads: int) -> None:
+    """Files of safetensors."""
     shards: list[list[Tensor]] = [[]]
     for tensor in tensors(shape):
         if sum(held.size for held in shards[-1]) + tensor.size > SHARD_BYTES and shards[-1]:
             shards.append([])
         shards[-1].append(tensor)
     where: dict[str, str] = {}
-    for number, shard in enumerate(shards):
-        file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
-        where |= {tensor.name: file for tensor in shard}
-        with (folder / file).open("wb") as out:
-            out.write(_header(shard))
-            for tensor in shard:
-                values = torch.empty(tensor.shape, dtype=torch.bfloat16, device=device)
-                values.normal_(0, 0.02, generator=generator)
-                out.write(memoryview(values.cpu().view(torch.uint8).reshape(-1).numpy()))
+    with ThreadPoolExecutor(threads) as pool:
+        tasks = []
+        for number, shard in enumerate(shards):
+            file = f"model-{number + 1:05d}-of-{len(shards):05d}.safetensors"
+            where |= {tensor.name: file for tensor in shard}
+            tasks.append(pool.submit(_write_shard, folder / file, shard, values))
+        for task in tasks:
+            task.result()
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": where}))
-    return sum(tensor.size for shard in shards for tensor in shard)
+
+
+def _write_shard(path: Path, shard: list[Tensor], values: Values) -> None:
+    with path.open("wb") as out:
+        out.write(_header(shard))
+        for tensor in shard:
+            for piece in values.pieces(tensor):
+                out.write(piece)
 
 
 def _header(shard: list[Tensor]) -> bytes:

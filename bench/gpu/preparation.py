@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,11 @@ from typing import Any
 from sglang_rollout.transfer.cuda_driver import CudaDriver
 from sglang_rollout.transfer.digests import ALGORITHMS
 from sglang_rollout.transfer.disk_reader import BUCKET_BYTES, Reading, stage_checkpoint
-from sglang_rollout.transfer.manifest import Manifest, plan_buckets
+from sglang_rollout.transfer.manifest import Bucket, Manifest, plan_buckets
 from sglang_rollout.transfer.stage import Stage, reserve_host
-from sglang_rollout.transfer.stage_index import ALIGNMENT
+from sglang_rollout.transfer.stage_index import ALIGNMENT, SLOT_NAMES
 
-from .models import tensors, write_folder, write_weights
+from .models import Values, tensors, total_bytes, write_folder, write_weights
 from .settings import Settings
 
 VERSIONS = ("v1", "v2")
@@ -28,11 +29,19 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Prepared:
-    """`roots` by version; equal on host and GPU, since the same bytes are staged."""
+    """`roots` by version; equal on host and GPU, since the same bytes are staged. `held`: the versions of a medium."""
 
     roots: dict[str, str]
     size: int
     host: Stage
+    held: dict[str, tuple[str, ...]]
+
+    @property
+    def media(self) -> tuple[str, ...]:
+        return tuple(self.held)
+
+    def versions(self, medium: str) -> tuple[str, ...]:
+        return self.held[medium]
 
 
 def slot_size(settings: Settings) -> int:
@@ -77,7 +86,7 @@ def device_holder(settings: Settings, facts: Facts) -> Iterator[subprocess.Popen
 
     before = torch.cuda.mem_get_info()[0]
     argv = [sys.executable, "-m", "sglang_rollout.transfer.device_holder", "--folder", str(settings.work / "device")]
-    argv += ["--slots", "2", "--bytes", str(slot_size(settings))]
+    argv += ["--slots", str(_slots(settings)), "--bytes", str(slot_size(settings))]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -85,7 +94,7 @@ def device_holder(settings: Settings, facts: Facts) -> Iterator[subprocess.Popen
                 raise RuntimeError("the holder of GPU memory did not start")
             used = before - torch.cuda.mem_get_info()[0]
             facts["holder: GPU memory beside the staged bytes, GiB"] = round(
-                (used - 2 * slot_size(settings)) / 2**30, 2
+                (used - _slots(settings) * slot_size(settings)) / 2**30, 2
             )
             yield process
         finally:
@@ -93,34 +102,67 @@ def device_holder(settings: Settings, facts: Facts) -> Iterator[subprocess.Popen
 
 
 def prepare(settings: Settings, facts: Facts) -> Prepared:
-    roots: dict[str, str] = {}
-    size = 0
+    """Checkpoints of both versions and both of them in each medium; with `lean` one version in each, and no files."""
+    size = total_bytes(settings.shape)
+    facts["bytes"], facts["digest"] = size, algorithm()
     device = "cpu" if settings.cpu else "cuda"
-    for number, version in enumerate(VERSIONS):
-        begin = time.monotonic()
-        size = write_weights(checkpoint(settings, version), settings.shape, number + 1, device)
-        facts[f"write checkpoint {version}, s"] = round(time.monotonic() - begin, 2)
-    begin = time.monotonic()
-    host = reserve_host(settings.work / "host", slot_size(settings), 2)
-    facts["reserve 2 host slots, s"] = round(time.monotonic() - begin, 2)
-    stages = [("host", host)]
-    if not settings.cpu:
-        stages.append(("device", Stage(settings.work / "device", CudaDriver())))
-    for medium, stage in stages:
-        for slot, version in zip(("a", "b"), VERSIONS, strict=True):
-            begin = time.monotonic()
-            manifest = read_into(settings, stage, slot, version)
-            facts[f"read {version} into the {medium} stage (engine starting), s"] = round(time.monotonic() - begin, 2)
+    values = {version: Values(number + 1, device, size) for number, version in enumerate(VERSIONS)}
+    if not settings.lean:
+        for version in VERSIONS:
+            with _noted(facts, f"write checkpoint {version}, s"):
+                write_weights(checkpoint(settings, version), settings.shape, values[version], settings.threads)
+    slots = _slots(settings)
+    with _noted(facts, f"reserve {slots} host slots, s"):
+        host = reserve_host(settings.work / "host", slot_size(settings), slots)
+    stages = {} if settings.cpu else {"device": Stage(settings.work / "device", CudaDriver())}
+    stages["host"] = host
+    roots: dict[str, str] = {}
+    held: dict[str, tuple[str, ...]] = {}
+    for number, (medium, stage) in enumerate(stages.items()):
+        versions = held[medium] = (
+            VERSIONS[number : number + 1] if settings.lean and len(stages) > 1 else VERSIONS[:slots]
+        )
+        for slot, version in zip(SLOT_NAMES, versions, strict=False):
+            with _noted(facts, f"read {version} into the {medium} stage (engine starting), s"):
+                if settings.lean:
+                    manifest = _fill(settings, stage, slot, version, values[version])
+                else:
+                    manifest = read_into(settings, stage, slot, version)
             if roots.setdefault(version, manifest.root) != manifest.root:
-                raise RuntimeError(f"{version} has another digest on the {medium} than on the host")
+                raise RuntimeError(f"{version} has another digest on the {medium} than elsewhere")
     if not settings.cpu:
         import torch
 
         torch.cuda.empty_cache()
-    facts["bytes"], facts["digest"] = size, algorithm()
-    return Prepared(roots, size, host)
+    return Prepared(roots, size, host, held)
 
 
 def read_into(settings: Settings, stage: Stage, slot: str, version: str) -> Manifest:
     reading = Reading(checkpoint(settings, version), version, algorithm(), threads=settings.threads)
     return stage_checkpoint(stage, slot, reading)
+
+
+def _fill(settings: Settings, stage: Stage, slot: str, version: str, values: Values) -> Manifest:
+    writer = stage.write(slot, algorithm())
+    buckets = list(plan_buckets(tensors(settings.shape), BUCKET_BYTES))
+    numbers = [writer.place(bucket) for bucket in buckets]
+
+    def fill(number: int, bucket: Bucket) -> None:
+        with writer.fill(number) as view:
+            for tensor, offset in bucket.placed():
+                values.write_into(view[offset : offset + tensor.size], tensor)
+
+    with ThreadPoolExecutor(settings.threads) as pool:
+        list(pool.map(fill, numbers, buckets))
+    return writer.seal(version)
+
+
+def _slots(settings: Settings) -> int:
+    return 1 if settings.lean else 2
+
+
+@contextmanager
+def _noted(facts: Facts, name: str) -> Iterator[None]:
+    begin = time.monotonic()
+    yield
+    facts[name] = round(time.monotonic() - begin, 2)

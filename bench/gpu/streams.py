@@ -6,26 +6,48 @@ import asyncio
 import bisect
 import itertools
 import multiprocessing
+import re
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
+from typing import Any
 
 import aiohttp
 
-BEFORE = 0.3  # seconds of the window that is looked at, before the event
-AFTER = 1.5
-TOKENS = 256  # of the shortest request
+BEFORE = 0.8  # seconds before an event, by whose rate it is judged
+RESUMED = 0.6  # seconds after it, in which running requests are taken up again
+AFTER = 1.4  # of which the rest, behind RESUMED, is judged by as well
+TOKENS = 3000  # of a request: none ends while an event is looked at
+_COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
 
 
 @dataclass(frozen=True)
 class Window:
-    """`gap`: the longest time without a token of any stream; `lost`: seconds of decoding at the base rate that did not
-    happen. `failed` requests since the beginning."""
+    """`gap`: the longest time without a token of any stream; `lost`: seconds of decoding that did not happen, at the
+    mean rate of the time before and behind; `rate`: that rate."""
 
     gap: float
     lost: float
-    failed: int
+    rate: float
+
+
+def window(stamps: list[float], begin: float, end: float) -> Window:
+    """Of an event, from the moments of all tokens between `begin` - BEFORE and `end` + AFTER. Counts from token to
+    token: the tokens of one step come together, so that edges between steps would be off by one. Raises ValueError
+    when there are too few."""
+    last = bisect.bisect_right(stamps, begin) - 1
+    first = bisect.bisect_left(stamps, end + RESUMED)
+    if last < 1 or first > len(stamps) - 2:
+        raise ValueError("the streams did not decode around the event")
+    rates = (_rate(stamps, 0, last), _rate(stamps, first, len(stamps) - 1))
+    rate = sum(rates) / 2
+    gap = max(later - earlier for earlier, later in itertools.pairwise(stamps[last : first + 1]))
+    return Window(gap, stamps[first] - stamps[last] - (first - last) / rate, rate)
+
+
+def _rate(stamps: list[float], begin: int, end: int) -> float:
+    return (end - begin) / max(stamps[end] - stamps[begin], 1e-9)
 
 
 class DecodeStreams:
@@ -46,37 +68,41 @@ class DecodeStreams:
         self._process.terminate()
         self._process.join(10)
 
-    def stamps(self, begin: float, end: float) -> tuple[list[float], int]:
-        self._ours.send((begin, end))
-        if not self._ours.poll(30):
-            raise TimeoutError("the streams do not answer")
-        answer: tuple[list[float], int] = self._ours.recv()
-        return answer
+    def stamps(self, begin: float, end: float) -> list[float]:
+        """The moment of each token, one entry a token."""
+        found: list[float] = self._ask(("stamps", begin, end))
+        return found
+
+    def failed(self) -> int:
+        """Requests, since the beginning."""
+        count: int = self._ask(("failed",))
+        return count
+
+    def wait_begun(self, since: float, seconds: float = 60.0) -> None:
+        """Until every stream has a token of a request that it sent after `since`. Raises TimeoutError."""
+        limit = time.monotonic() + seconds
+        while not self._ask(("begun", since)):
+            if time.monotonic() > limit:
+                raise TimeoutError(f"not every stream decodes after {seconds:.0f} s")
+            time.sleep(0.02)
 
     def rate(self, seconds: float) -> float:
         """Tokens a second from now on."""
         begin = time.monotonic()
         time.sleep(seconds)
         end = time.monotonic()
-        return len(self.stamps(begin, end)[0]) / (end - begin)
+        return len(self.stamps(begin, end)) / (end - begin)
 
-    def steady_rate(self, seconds: float = 3.0, tolerance: float = 0.03, attempts: int = 20) -> float:
-        """Once two spans in a row agree: the first tokens wait for kernels to be compiled."""
-        before = self.rate(seconds)
-        for _ in range(attempts):
-            now = self.rate(seconds)
-            if before and abs(now / before - 1) < tolerance:
-                return (before + now) / 2
-            before = now
-        return before
+    def around(self, begin: float, end: float) -> Window:
+        """Of an event, once AFTER seconds have gone since. Raises ValueError."""
+        time.sleep(max(0.0, end + AFTER - time.monotonic()))
+        return window(self.stamps(begin - BEFORE, end + AFTER), begin, end)
 
-    def around(self, begin: float, end: float, base: float) -> Window:
-        """Of an event, at least AFTER seconds after it."""
-        wide = (begin - BEFORE, end + AFTER)
-        stamps, failed = self.stamps(*wide)
-        edges = [wide[0], *stamps, wide[1]]
-        gap = max(later - earlier for earlier, later in itertools.pairwise(edges))
-        return Window(gap, (wide[1] - wide[0]) - len(stamps) / base if base else 0.0, failed)
+    def _ask(self, question: tuple[Any, ...]) -> Any:
+        self._ours.send(question)
+        if not self._ours.poll(30):
+            raise TimeoutError("the streams do not answer")
+        return self._ours.recv()
 
 
 def _run(pipe: Connection, url: str, streams: int) -> None:
@@ -87,6 +113,7 @@ class _Load:
     def __init__(self, url: str) -> None:
         self._url = url
         self._stamps: list[float] = []
+        self._sent: dict[int, float] = {}  # by stream: when the request was sent whose tokens come
         self._failed = 0
 
     async def run(self, pipe: Connection, streams: int) -> None:
@@ -94,30 +121,39 @@ class _Load:
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(timeout=timeout, connector=connector, read_bufsize=1 << 20) as session:
             tasks = [asyncio.create_task(self._stream(session, number)) for number in range(streams)]
-            asked: asyncio.Queue[tuple[float, float]] = asyncio.Queue()
+            asked: asyncio.Queue[tuple[Any, ...]] = asyncio.Queue()
             loop = asyncio.get_running_loop()
             loop.add_reader(pipe.fileno(), lambda: asked.put_nowait(pipe.recv()))
             while True:
-                begin, end = await asked.get()
-                low, high = bisect.bisect_left(self._stamps, begin), bisect.bisect_right(self._stamps, end)
-                pipe.send((self._stamps[low:high], self._failed))
+                kind, *values = await asked.get()
                 assert all(not task.done() for task in tasks)
+                if kind == "stamps":
+                    low, high = (
+                        bisect.bisect_left(self._stamps, values[0]),
+                        bisect.bisect_right(self._stamps, values[1]),
+                    )
+                    pipe.send(self._stamps[low:high])
+                elif kind == "begun":
+                    pipe.send(sum(sent > values[0] for sent in self._sent.values()) == streams)
+                else:
+                    pipe.send(self._failed)
 
     async def _stream(self, session: aiohttp.ClientSession, number: int) -> None:
-        body = {
-            "input_ids": [5 + number] * 64,
-            "stream": True,
-            # Of different lengths, so that they do not all begin anew at once.
-            "sampling_params": {"max_new_tokens": TOKENS + 9 * number, "temperature": 1.0, "ignore_eos": True},
-        }
+        sampling = {"max_new_tokens": TOKENS, "temperature": 1.0, "ignore_eos": True}
+        body = {"input_ids": [5 + number] * 64, "stream": True, "sampling_params": sampling}
         while True:
+            sent = time.monotonic()
+            tokens = 0
             try:
                 async with session.post(self._url + "/generate", json=body) as response:
                     if response.status != 200:
                         raise aiohttp.ClientError(f"answered {response.status}")
                     async for line in response.content:
-                        if line.startswith(b"data: {"):
-                            self._stamps.append(time.monotonic())
+                        if line.startswith(b"data: {") and (found := _COUNT.search(line)):
+                            count = int(found[1])
+                            self._stamps.extend([time.monotonic()] * (count - tokens))
+                            tokens = count
+                            self._sent[number] = sent
             except (aiohttp.ClientError, TimeoutError, ValueError):
                 self._failed += 1
                 await asyncio.sleep(0.5)

@@ -98,3 +98,24 @@ class ReadingModel(FusedModel):
 
     def load_weights(self, weights: Named) -> None:
         super().load_weights((name, loaded + 0 * loaded.sum().item()) for name, loaded in weights)
+
+
+class TableModel(FusedModel):
+    """Looks up in a table where the rows go, as models with experts do."""
+
+    def load_weights(self, weights: Named) -> None:
+        table = torch.tensor([[0, 8], [8, 4], [12, 4]])
+        for name, loaded in weights:
+            if name in "qkv":
+                begin, rows = table["qkv".index(name)].tolist()
+                self.qkv.data[begin : begin + rows].copy_(loaded)
+            else:
+                super().load_weights([(name, loaded)])
+
+
+class LookingModel(FusedModel):
+    """What it does depends on the weights that it had before."""
+
+    def load_weights(self, weights: Named) -> None:
+        if self.norm.data[0].item() < 1e9:
+            super().load_weights(weights)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from sglang_rollout.engine.loader.obey import LoaderState, obey
-from sglang_rollout.engine.loader.rehearsal import RehearsalImpossible, rehearse
+from sglang_rollout.engine.loader.plans import alone_in_place
+from sglang_rollout.engine.loader.rehearsal import Copy, Fill, RehearsalImpossible, rehearse
 from sglang_rollout.engine.weight_loader import load
 from sglang_rollout.transfer.digests import BLAKE2B
 from sglang_rollout.transfer.hook_call import Action, HookCall
@@ -21,7 +22,16 @@ from sglang_rollout.transfer.stage import Stage, reserve_host
 from sglang_rollout.transfer.stage_index import ENV_FOLDER
 from tests.transfer.weights import finite_bytes
 
-from .models import ConvertingModel, DerivingModel, FusedModel, ReadingModel, ThreadedModel, TurningModel
+from .models import (
+    ConvertingModel,
+    DerivingModel,
+    FusedModel,
+    LookingModel,
+    ReadingModel,
+    TableModel,
+    ThreadedModel,
+    TurningModel,
+)
 
 SHAPES = {
     "embed.weight": Tensor("embed.weight", "BF16", (16, 8)),
@@ -278,3 +288,30 @@ def test_a_stage_that_was_made_anew_is_mapped_anew(stage: Stage) -> None:
     whole = FusedModel()
     whole.load_weights((name, as_tensor(tensor, 2)) for name, tensor in SHAPES.items())
     assert same(contents(model), contents(whole))
+
+
+def test_a_table_that_is_looked_up_is_no_weight() -> None:
+    found = rehearse(TableModel(), SHAPES.values())
+    assert found.problems == ()
+    assert found.steps is not None, found.more
+    assert found.keeps_words
+    looking = rehearse(LookingModel(), SHAPES.values())
+    assert looking.steps is None
+    assert "item reads values" in looking.more
+
+
+def test_copies_whose_places_overlap_keep_their_order() -> None:
+    held = torch.zeros(16)
+    rows = held.view(4, 4)
+    steps: list[Copy | Fill] = [
+        Copy(held[:4], "a", (4,), (1,), 0),
+        Fill(held[2:6], 1.0),
+        Copy(held[8:12], "b", (4,), (1,), 0),
+        Copy(rows[:, 3], "c", (4,), (1,), 0),
+        Copy(torch.zeros(4), "d", (4,), (1,), 0),
+        Copy(torch.zeros(0), "e", (0,), (1,), 0),
+    ]
+    # The column reaches over the second half of the first copy and over all of the third.
+    assert alone_in_place(steps) == [False, False, False, False, True, True]
+    assert alone_in_place(steps[4:]) == [True, True]
+    assert alone_in_place([]) == []

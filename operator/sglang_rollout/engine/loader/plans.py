@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,17 +15,29 @@ from sglang_rollout.transfer.stage_index import SlotEntry
 
 from .mapped import MappedStage
 from .parameters import Parameters
-from .rehearsal import Fill, Outcome, RehearsalImpossible, rehearse
+from .rehearsal import Copy, Fill, Outcome, RehearsalImpossible, rehearse
+
+SMALL_BYTES = 8 << 20
+"""A copy of less takes a GPU less time than ordering it takes Python: these are ordered together."""
+
+
+@dataclass
+class Ready:
+    """What loading does from one mapping of a slot: `steps` in their order, `source` None for a fill, and `small`
+    copies of which no other step writes to the same place, as two lists, targets and sources."""
+
+    generation: int
+    steps: list[tuple[Copy | Fill, Any]] = field(default_factory=list)
+    small: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([], []))
 
 
 @dataclass
 class LoadPlan:
-    """Of one layout. `outcome` is None when the model could not be watched. `ready`: source views of the copies, by
-    slot, and the mapping that they lie in."""
+    """Of one layout. `outcome` is None when the model could not be watched. `ready`: by slot and placing in it."""
 
     outcome: Outcome | None
     reason: str = ""
-    ready: dict[tuple[str, str], tuple[int, list[Any]]] = field(default_factory=dict)
+    ready: dict[tuple[str, str], Ready] = field(default_factory=dict)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -64,25 +77,27 @@ class ModelPlans:
             self._plans[manifest.layout] = plan
         return plan, True
 
-    def make_ready(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: Manifest) -> list[Any]:
-        """The source of each copy, None of each fill."""
+    def make_ready(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: Manifest) -> Ready:
         assert plan.outcome is not None
         assert plan.outcome.steps is not None
         key = (slot.name, manifest.placing)
         known = plan.ready.get(key)
-        if known is not None and known[0] == stage.generation(slot):
-            return known[1]
+        if known is not None and known.generation == stage.generation(slot):
+            return known
         tensors = dict(stage.tensors(slot, manifest))
-        sources = [
-            None
-            if isinstance(step, Fill)
-            else tensors[step.name].as_strided(
-                step.shape, step.stride, tensors[step.name].storage_offset() + step.offset
-            )
-            for step in plan.outcome.steps
-        ]
-        plan.ready[key] = (stage.generation(slot), sources)
-        return sources
+        ready = plan.ready[key] = Ready(stage.generation(slot))
+        for step, alone in zip(plan.outcome.steps, alone_in_place(plan.outcome.steps), strict=True):
+            if isinstance(step, Fill):
+                ready.steps.append((step, None))
+                continue
+            held = tensors[step.name]
+            source = held.as_strided(step.shape, step.stride, held.storage_offset() + step.offset)
+            if alone and _small(step.target, source):
+                ready.small[0].append(step.target)
+                ready.small[1].append(source)
+            else:
+                ready.steps.append((step, source))
+        return ready
 
     def load(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: Manifest, on_gpu: bool) -> None:
         """Only orders the copies: the caller synchronises before the stage may change."""
@@ -90,14 +105,39 @@ class ModelPlans:
             with unblocked_copies(on_gpu and stage.on_host(slot)):
                 self.model.load_weights(stage.tensors(slot, manifest))
             return
-        sources = self.make_ready(plan, stage, slot, manifest)
-        assert plan.outcome is not None
-        assert plan.outcome.steps is not None
-        for step, source in zip(plan.outcome.steps, sources, strict=True):
+        ready = self.make_ready(plan, stage, slot, manifest)
+        for step, source in ready.steps:
             if isinstance(step, Fill):
                 step.target.fill_(step.value)
             else:
                 step.target.copy_(source, non_blocking=True)
+        if ready.small[0]:
+            torch._foreach_copy_(*ready.small, non_blocking=True)
+
+
+def _small(target: Any, source: Any) -> bool:
+    """One that is cut, turned or converted would make the whole list be done singly."""
+    alike = source.dtype == target.dtype and source.shape == target.shape
+    dense = source.is_contiguous() and target.is_contiguous()
+    return bool(alike and dense and source.numel() * source.element_size() < SMALL_BYTES)
+
+
+def alone_in_place(steps: Sequence[Copy | Fill]) -> list[bool]:
+    """Of each step, whether the others leave the span that it writes alone, so that their order is of no concern."""
+    alone = [True] * len(steps)
+    last, end = -1, -1
+    for begin, number in sorted((step.target.data_ptr(), number) for number, step in enumerate(steps)):
+        if begin < end:
+            alone[number] = alone[last] = False
+        if begin + _span(steps[number].target) > end:
+            last, end = number, begin + _span(steps[number].target)
+    return alone
+
+
+def _span(target: Any) -> int:
+    """Bytes from the first element to behind the last."""
+    reach = sum((size - 1) * step for size, step in zip(target.shape, target.stride(), strict=True))
+    return int((reach + 1) * target.element_size()) if target.numel() else 0
 
 
 def unblocked_copies(wanted: bool) -> AbstractContextManager[Any]:

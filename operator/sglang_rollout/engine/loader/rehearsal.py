@@ -18,6 +18,7 @@ from sglang_rollout.transfer.dtypes import DTYPES
 from sglang_rollout.transfer.manifest import Tensor
 
 WORD = 8
+_READS = frozenset({"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__"})
 
 
 class RehearsalImpossible(Exception):
@@ -129,7 +130,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         name = getattr(func, "__name__", "")
         if not _writes(name) or not args or not isinstance(args[0], torch.Tensor):
             result = func(*args, **kwargs)
-            self._look_at(name, result)
+            if any(self._owner(tensor) is not None for tensor in _tensors((args, kwargs))):
+                self._look_at(name, result)
             return result
         target = args[0][args[1]] if name == "__setitem__" else args[0]
         values = args[2:] if name == "__setitem__" else (*args[1:], *kwargs.values())
@@ -146,10 +148,12 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self.more_than_copies = self.more_than_copies or f"{what}, at tensor {self.now}"
 
     def _look_at(self, name: str, result: Any) -> None:
-        """A tensor with values that is no part of a parameter was computed, from old weights perhaps."""
-        for tensor in result if isinstance(result, tuple | list) else (result,):
-            real = isinstance(tensor, torch.Tensor) and tensor.device.type != "meta" and tensor.numel()
-            if real and self._owner(tensor) is None:
+        """Of a parameter: what is no part of it was computed from old weights. Tables that a model looks up, of
+        experts for instance, are no parameters."""
+        if name in _READS:
+            self._more(f"{name} reads values")
+        for tensor in _tensors(result):
+            if tensor.device.type != "meta" and tensor.numel() and self._owner(tensor) is None:
                 self._more(f"{name} makes a tensor with values")
 
     def _owner(self, target: Any) -> int | None:
@@ -205,6 +209,16 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         if self._converted:
             found.append(f"converted to the model's type: {some(sorted(self._converted))}")
         return tuple(found)
+
+
+def _tensors(values: Any) -> Iterator[Any]:
+    if isinstance(values, torch.Tensor):
+        yield values
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from _tensors(value)
+    elif isinstance(values, dict):
+        yield from _tensors(list(values.values()))
 
 
 def _writes(name: str) -> bool:
