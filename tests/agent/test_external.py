@@ -138,6 +138,30 @@ async def test_who_may_drive(external: FakePod) -> None:
     assert (status, b"set spec.control to External" in body) == (409, True)
 
 
+async def test_an_update_that_fails_leaves_no_weights_to_serve_by(external: FakePod, versions: Versions) -> None:
+    nowhere = {"model_path": "/models/nowhere", "weight_version": "2"}
+    assert (await drive(external, "POST", "update_weights_from_disk", nowhere))[0] == 400
+    report = await external.until(lambda r: bool(r.engine.weights_void))
+    assert report.engine.weight_version == ""
+    new = {"model_path": versions("2").path, "weight_version": "2"}
+    assert (await drive(external, "POST", "update_weights_from_disk", new))[0] == 200
+    report = await external.until(lambda r: not r.engine.weights_void)
+    assert report.engine.weight_version == "2"
+
+
+async def test_a_trainer_that_only_moves_the_weights_may_do_nothing_else(serving: FakePod, versions: Versions) -> None:
+    fleet = serving.settings.fleet_file
+    config = loads(FleetConfig, fleet.read_bytes())
+    fleet.write_bytes(dumps(replace(config, trust=replace(config.trust, trainers=[TRAINER]))))
+    await serving.put(serving.desired(open_door=True))
+    status, body = await drive(serving, "POST", "pause_generation", {"mode": "retract"})
+    assert status == 409
+    assert "patch spec.execution" in json.loads(body)["error"]
+    new = {"model_path": versions("2").path, "weight_version": "2"}
+    assert (await drive(serving, "POST", "update_weights_from_disk", new))[0] == 200
+    await serving.until(lambda r: r.engine.weight_version == "2")
+
+
 async def test_an_engine_that_does_not_answer(external: FakePod) -> None:
     assert external.engine is not None
     await external.engine.stop()

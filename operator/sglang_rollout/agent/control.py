@@ -157,6 +157,10 @@ class Control:
         return bool(self.desired and self.desired.hands_off)
 
     @property
+    def open_door(self) -> bool:
+        return bool(self.desired and self.desired.open_door)
+
+    @property
     def facts(self) -> EngineFacts:
         return self._facts
 

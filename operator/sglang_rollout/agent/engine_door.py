@@ -30,6 +30,12 @@ WITH_DATA_KEY = (
     "generate", "v1/", "health", "ready", "metrics", "ping", "model_info", "get_model_info", "tokenize", "detokenize",
     "classify", "encode", "open_session", "close_session", "parse_function_call", "separate_reasoning", "openapi.json",
 )  # fmt: skip
+# What puts weights into an engine, or looks at it: all that a trainer may do under weights.source.type External.
+OF_WEIGHTS = (
+    UPDATES, "update_weight_version", "init_weights_update_group", "destroy_weights_update_group",
+    "begin_weight_update", "end_weight_update", "weights_checker", "get_weights_by_name", "model_info", "server_info",
+    "get_model_info", "health", "ready", "v1/loads", "metrics", "flush_cache",
+)  # fmt: skip
 _FORWARDED = ("Content-Type", "Accept")
 
 
@@ -46,7 +52,7 @@ class NoAnswer(Refusal):
 
 
 class NotExternal(Refusal):
-    """The operator drives this engine."""
+    """The operator drives this engine, or does this part of it."""
 
     status = 409
 
@@ -56,6 +62,9 @@ class Driven(Protocol):
 
     @property
     def hands_off(self) -> bool: ...
+
+    @property
+    def open_door(self) -> bool: ...
 
     @property
     def facts(self) -> EngineFacts: ...
@@ -75,8 +84,8 @@ class EngineDoor:
     async def pass_on(self, request: web.Request) -> web.StreamResponse:
         """One request to the engine and its answer back. Raises Refusal."""
         route = request.match_info["route"]
-        if not self._control.hands_off:
-            raise NotExternal("the operator drives this engine: set spec.control to External to drive it yourself")
+        if not self._control.hands_off and not (self._control.open_door and route.startswith(OF_WEIGHTS)):
+            raise NotExternal(_who_drives(route, self._control.open_door))
         facts = self._control.facts
         if facts.state is not EngineState.SERVING:
             raise EngineAway(f"the engine is {facts.state.value}: try again")
@@ -102,6 +111,7 @@ class EngineDoor:
         headers["Authorization"] = f"Bearer {key}"
         deadline = aiohttp.ClientTimeout(total=ANSWER_SECONDS, sock_connect=CONNECT_SECONDS)
         passed = web.StreamResponse()
+        updated = False
         try:
             async with self._session.request(
                 request.method,
@@ -112,8 +122,8 @@ class EngineDoor:
                 timeout=deadline,
                 allow_redirects=False,
             ) as answer:
-                if answer.status == 200:
-                    self._done(route, tags)
+                if updated := answer.status == 200:
+                    await self._done(route, tags)
                 passed.set_status(answer.status)
                 passed.content_type = answer.content_type
                 await passed.prepare(request)
@@ -123,6 +133,9 @@ class EngineDoor:
             if passed.prepared:
                 raise  # the connection is cut: an answer that only looks whole would be worse
             raise NoAnswer(f"/{route}: {error or type(error).__name__}") from error
+        finally:
+            if route.startswith(UPDATES) and not updated:
+                self._half_updated(route)
         await passed.write_eof()
         return passed
 
@@ -135,11 +148,18 @@ class EngineDoor:
             held = replace(held, releases=held.releases + 1, void=f"released:{held.releases + 1}")
         self._keep(replace(held, released=sorted({*held.released, *tags})))
 
-    def _done(self, route: str, tags: Sequence[MemoryTag]) -> None:
+    def _half_updated(self, route: str) -> None:
+        """Any part of the new weights may be in under the old label: nothing is served by them until another update has
+        ended well."""
+        held = self._residency(self._control.facts.start_id)
+        self._keep(replace(held, void=held.void or f"trainer:{route}"))
+
+    async def _done(self, route: str, tags: Sequence[MemoryTag]) -> None:
         held = self._residency(self._control.facts.start_id)
         if route == RESUME:
             self._keep(replace(held, released=[tag for tag in held.released if tag not in tags]))
-        if route.startswith(UPDATES):
+        if route.startswith(UPDATES) and held.void:
+            await self._watch.observe()  # the label must be known before it counts
             self._keep(replace(held, void=""))
 
     def _residency(self, start_id: str) -> Residency:
@@ -149,6 +169,18 @@ class EngineDoor:
     def _keep(self, held: Residency) -> None:
         self._journal.remember(residency=held)
         self._journal.save()
+
+
+def _who_drives(route: str, open_door: bool) -> str:
+    if open_door:
+        return (
+            "under weights.source.type External you move the weights, and the operator does the rest: instead of"
+            f" /{route} patch spec.execution or spec.memory, or set spec.control to External to drive it all yourself"
+        )
+    return (
+        "the operator drives this engine: set spec.control to External to drive it yourself, or"
+        " spec.weights.source.type to External to move its weights"
+    )
 
 
 def _tags(body: bytes, release: Release) -> list[MemoryTag]:

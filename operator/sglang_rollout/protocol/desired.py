@@ -48,6 +48,7 @@ class AgentDesired:
     memory: what must be released from GPU memory; None: nothing new, it stays as it is.
     operations: one-shot operations asked for; those that are no longer listed are forgotten.
     hands_off: somebody else drives the engine: no route that changes it is called, only reports are made.
+    open_door: a trainer may put weights into the engine by its own routes, and all else stays ours.
     prepare: weights to stage ahead, with `until` PREPARE; the engine sees nothing of it. It is no part of a move: the
     move that follows finds them in the stage.
     fellows: host:port of the agents of this engine's other pods; given to rank 0.
@@ -68,6 +69,7 @@ class AgentDesired:
     memory: MemoryOrder | None = None
     operations: list[Operation] = field(default_factory=list)
     hands_off: bool = False
+    open_door: bool = False
     prepare: WeightMove | None = None
     fellows: list[str] = field(default_factory=list)
     peer_key: str = ""
