@@ -14,6 +14,7 @@ GLOO_MOVED = {"type": "Distributed", "distributed": {"transport": "Gloo", "sende
 NCCL = {"type": "Distributed", "distributed": {"transport": "NCCL"}}
 DIRECT = {"type": "Distributed", "distributed": {"transfer": "Direct"}}
 COLOCATED = {"type": "Colocated", "colocated": {"senders": [{"address": "10.0.0.7", "port": 29600}]}}
+CLAIM, VISIBLE = {"type": "ResourceClaim"}, {"type": "VisibleDevices"}
 UNSTAGED = {"agent": {"staging": {"medium": "None"}}}
 RELEASED = {"weights": "Released", "kvCache": "Released", "cudaGraph": "Released"}
 PAUSED = {"state": "Paused"}
@@ -132,6 +133,15 @@ ENGINE = [
             "--",
         )
     ),
+]
+
+AGENT = [
+    accepts("device-stage-needs-gpu", {"agent": {"staging": {"medium": "Device"}, "gpuAccess": VISIBLE}}),
+    refuses("device-stage-needs-gpu", {"agent": {"staging": {"medium": "Device"}}}),
+    accepts("claim-is-named", {"agent": {"gpuAccess": CLAIM, "resources": {"claims": [{"name": "gpus"}]}}}),
+    accepts("claim-is-named", {"agent": {"gpuAccess": VISIBLE}}),
+    refuses("claim-is-named", {"agent": {"gpuAccess": CLAIM}}),
+    refuses("claim-is-named", {"agent": {"gpuAccess": CLAIM, "resources": {"claims": []}}}),
 ]
 
 ROUTER = [
@@ -402,6 +412,7 @@ REST = [
 CASES: list[Case] = [
     *NAMES,
     *ENGINE,
+    *AGENT,
     *ROUTER,
     *_overlay_cases(),
     *STATE,

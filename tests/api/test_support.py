@@ -11,7 +11,6 @@ from tests.api.objects import Object, rollout
 DISK = {"type": "Disk", "disk": {"path": "/models/2"}}
 
 USES: list[tuple[str, Object]] = [
-    ("spec.agent.gpuAccess", {"agent": {"gpuAccess": {"type": "ResourceClaim"}}}),
     ("spec.scheduling.gang", {"scheduling": {"gang": {"mode": "PodGroup"}}}),
     ("spec.scheduling.topology", {"scheduling": {"topology": {"key": "rack", "policy": "Pack"}}}),
     ("spec.scheduling.queueName", {"scheduling": {"queueName": "q"}}),
@@ -47,6 +46,7 @@ def test_every_row_is_tried() -> None:
         },
         {"weightCheck": {"requestID": "1", "action": "Compare"}, "profile": {"requestID": "1"}},
         {"control": "External"},
+        {"agent": {"gpuAccess": {"type": "VisibleDevices"}, "staging": {"medium": "Device"}}},
         {"weights": {"version": "2", "source": {"type": "Distributed", "distributed": {}}}},
         {"weights": {"version": "2", "source": {"type": "External"}, "verify": "Checksum"}},
         {"weights": {"prepare": {"version": "2", "source": DISK}}, "agent": {"staging": {"versions": 2}}},

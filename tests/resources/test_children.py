@@ -219,6 +219,16 @@ def test_the_agents_of_gpu_images_take_no_gpu() -> None:
     assert "NVIDIA_VISIBLE_DEVICES" not in environment(parts["engine"])
 
 
+@pytest.mark.parametrize(("access", "visible"), [("VisibleDevices", "all"), ("ResourceClaim", None)])
+def test_an_agent_that_is_to_reach_the_gpus_does(access: str, visible: str | None) -> None:
+    agent = {"gpuAccess": {"type": access}, "resources": {"claims": [{"name": "gpus"}]}}
+    template = of_kind(all_children(fleet(spec(agent=agent))), "StatefulSet")["spec"]["template"]
+    part = containers(template)["agent"]
+    assert environment(part).get("NVIDIA_VISIBLE_DEVICES") == visible
+    assert part["resources"]["claims"] == [{"name": "gpus"}]
+    assert template["spec"]["shareProcessNamespace"] is True
+
+
 @pytest.mark.parametrize("name", ["ROLLOUT_RANK", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"])
 def test_the_user_cannot_set_our_environment(name: str) -> None:
     rollout = fleet(spec(engine={"image": "i", "env": [{"name": name, "value": "1"}]}))

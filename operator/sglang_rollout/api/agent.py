@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from .kubernetes_types import ResourceRequirements
-from .schema import ApiModel, Quantity
+from .schema import ApiModel, Quantity, Rule
 
 
 class Staging(ApiModel):
@@ -27,7 +27,8 @@ class GpuAccess(ApiModel):
 
     type: Literal["None", "ResourceClaim", "VisibleDevices"] = Field(
         default="None",
-        description="None: not at all. ResourceClaim: a claim shared with the engine. VisibleDevices: by environment.",
+        description="None: not at all. ResourceClaim: a claim that engine.resources.claims and agent.resources.claims"
+        " both name. VisibleDevices: all GPUs of the node, for engines that have whole nodes.",
     )
 
 
@@ -43,4 +44,18 @@ class Agent(ApiModel):
     gpu_access: GpuAccess = Field(default=GpuAccess(), description="How the agent reaches the engine's GPUs.")
     resources: ResourceRequirements = Field(
         default=ResourceRequirements(), description="Resources of the agent's container."
+    )
+
+    rules: ClassVar[tuple[Rule, ...]] = (
+        Rule(
+            "device-stage-needs-gpu",
+            "self.staging.medium != 'Device' || self.gpuAccess.type != 'None'",
+            "agent.staging.medium Device keeps weights in GPU memory: set agent.gpuAccess.type to ResourceClaim or"
+            " VisibleDevices",
+        ),
+        Rule(
+            "claim-is-named",
+            "self.gpuAccess.type != 'ResourceClaim' || (has(self.resources.claims) && size(self.resources.claims) > 0)",
+            "agent.gpuAccess.type ResourceClaim needs agent.resources.claims with the name of the engine's claim",
+        ),
     )

@@ -53,7 +53,9 @@ class WeightTransaction(ApiModel):
     path: str = Field(default="", max_length=1024, description="Folder of the checkpoint that it moves to.")
     source: TransferStatus = Field(default=TransferStatus(), description="How they come, as spec said then.")
     root: str = Field(
-        default="", max_length=128, description="Digest of what is staged, the same on every engine; absent: not staged."
+        default="",
+        max_length=128,
+        description="Digest of what is staged, the same on every engine; absent: not staged.",
     )
     epoch: int = Field(default=0, ge=0, description="Membership that the transfer was planned with.")
     members: int = Field(default=0, ge=0, description="Agents that the trainer's senders will hear from.")

@@ -27,7 +27,6 @@ class _Row:
 
 # One row a gap: the work that closes it deletes the row.
 _ROWS: tuple[_Row, ...] = (
-    _Row("spec.agent.gpuAccess", lambda s: s.agent.gpu_access.type != "None", "agents do not reach GPUs"),
     _Row("spec.scheduling.gang", lambda s: s.scheduling.gang.mode != "None", "pods are scheduled one by one"),
     _Row("spec.scheduling.topology", lambda s: s.scheduling.topology.policy != "None", "pods go to any node"),
     _Row("spec.scheduling.queueName", lambda s: s.scheduling.queue_name != "", "pods are not queued"),

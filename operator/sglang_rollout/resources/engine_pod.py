@@ -89,6 +89,9 @@ def engine_pod_template(rollout: SGLangRollout, context: FleetContext, index: in
             "containers": [_engine(rollout, index)],
         },
     }
+    if spec.agent.gpu_access.type != "None":
+        # CUDA IPC opens memory of a process that it must be able to see.
+        template["spec"]["shareProcessNamespace"] = True
     if spec.network.host_network:
         template["spec"] |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
     if spec.scheduling.scheduler_name:
@@ -132,8 +135,7 @@ def _agent(rollout: SGLangRollout, index: int) -> Manifest:
         "ports": [port("agent", AGENT_PORT)],
         "env": [
             literal("PYTHONPATH", SITE_DIR),
-            # Images made for GPUs ask for all of them in their environment; the agent must not take any.
-            literal("NVIDIA_VISIBLE_DEVICES", "void"),
+            *_gpu_environment(rollout),
             *_shared_environment(rollout, index),
         ],
         "resources": _agent_resources(rollout),
@@ -197,6 +199,18 @@ def _shared_environment(rollout: SGLangRollout, index: int) -> list[Manifest]:
         literal(ENV_STAGE_VERSIONS, spec.agent.staging.versions),
         literal(ENV_STAGE_BUCKET_BYTES, _bytes(spec.agent.staging.bucket_size)),
     ]
+
+
+def _gpu_environment(rollout: SGLangRollout) -> list[Manifest]:
+    """Images made for GPUs ask for all of them in their environment: right for an agent beside an engine that has the
+    whole node, and wrong for one that needs none. A resource claim brings its devices by itself."""
+    match rollout.spec.agent.gpu_access.type:
+        case "VisibleDevices":
+            return [literal("NVIDIA_VISIBLE_DEVICES", "all")]
+        case "ResourceClaim":
+            return []
+        case _:
+            return [literal("NVIDIA_VISIBLE_DEVICES", "void")]
 
 
 def _agent_resources(rollout: SGLangRollout) -> Manifest:
