@@ -24,8 +24,8 @@ _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 def engine_network_policy(rollout: SGLangRollout, context: FleetContext) -> Manifest:
     """Routers reach the engine, the operator the agent; engine pods of the fleet each other and trainers them on every
-    port, since NCCL and Gloo choose theirs and either side may be the one that connects. A router that we do not run may be anywhere:
-    with one, the engine's port is open, and the engine's key alone guards it."""
+    port, since NCCL and Gloo choose theirs and either side may be the one that connects. A router that we do not run
+    may be anywhere: with one, the engine's port is open, and the engine's key alone guards it."""
     ingress: list[Manifest] = [
         _rule([_pods(rollout, COMPONENT_ROUTER)], ENGINE_PORT),
         _rule([_operator(context)], AGENT_PORT),
