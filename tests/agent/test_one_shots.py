@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from sglang_rollout.agent import one_shot_steps
+from sglang_rollout.agent.sglang_versions import NEWEST, OLDEST, Release
 from sglang_rollout.protocol.desired import Execution, ExecutionState
 from sglang_rollout.protocol.operations import Operation, OperationKind, OperationReport, OperationResult
 from sglang_rollout.protocol.report import EngineState
-from sglang_rollout.protocol.weights import Step, WeightMove
+from sglang_rollout.protocol.weights import PauseMode, Step, WeightMove
 
 from .conftest import Versions
 from .fake_pod import FakePod, eventually
@@ -122,6 +124,137 @@ async def test_a_check_has_a_deadline(serving: FakePod) -> None:
     report = await done(serving, Operation("slow", OperationKind.CHECKSUM, timeout_seconds=0.1))
     assert report.result is OperationResult.ERROR
     assert "/weights_checker did not answer within 0.1 s" in report.message
+
+
+async def test_a_reset_is_of_the_process_that_was_meant(serving: FakePod) -> None:
+    assert serving.engine is not None
+    other = Operation("check:9", OperationKind.RESET, start_id="another")
+    await serving.put(serving.desired(operations=[other]))
+    await asyncio.sleep(0.1)
+    assert (await serving.report()).operations == []
+    assert "check reset_tensors" not in serving.engine.rules.calls
+
+
+# --- flushes and aborts ---
+
+FLUSH = Operation("flush:1", OperationKind.FLUSH, timeout_seconds=0.3)
+ABORT = Operation("abort:1", OperationKind.ABORT)
+
+
+def paused(mode: PauseMode) -> Execution:
+    return Execution(ExecutionState.PAUSED, mode)
+
+
+async def test_an_idle_engine_is_flushed_once(serving: FakePod) -> None:
+    assert serving.engine is not None
+    rules = serving.engine.rules
+    await serving.generate(3)
+    assert rules.cached
+    assert (await done(serving, FLUSH)).result is OperationResult.PASSED
+    assert not rules.cached
+    await serving.put(serving.desired(generation=2, operations=[FLUSH]))
+    await asyncio.sleep(0.1)
+    assert rules.calls.count("flush") == 1
+
+
+async def test_a_busy_engine_is_flushed_when_it_is_free(serving: FakePod) -> None:
+    assert serving.engine is not None
+    rules = serving.engine.rules
+    running = asyncio.create_task(serving.generate(150))
+    await eventually(lambda: rules.running > 0)
+    patient = replace(FLUSH, timeout_seconds=30.0)
+    await serving.put(serving.desired(operations=[patient]))
+    await serving.until(lambda r: [o.result for o in r.operations] == [OperationResult.RUNNING])
+    assert len((await running)["versions"]) == 150
+    assert (await done(serving, patient)).result is OperationResult.PASSED
+
+
+@pytest.mark.parametrize(
+    ("pause", "release", "advice"),
+    [
+        (None, NEWEST, "pause the fleet (execution.state Paused, pauseMode Retract), or end what runs (abortRequests)"),
+        (PauseMode.IN_PLACE, NEWEST, "set execution.pauseMode Retract"),
+        (PauseMode.RETRACT, OLDEST, "SGLang 0.5.17 cannot flush while requests are queued: end them (abortRequests)"),
+        (PauseMode.RETRACT, NEWEST, "their grammar is being compiled"),
+    ],
+)
+async def test_an_engine_that_is_never_free_says_how_to_free_it(
+    serving: FakePod, pause: PauseMode | None, release: Release, advice: str
+) -> None:
+    assert serving.engine is not None
+    rules = serving.engine.rules
+    rules.release = release
+    if release is not NEWEST:
+        await serving.stop_agent()
+        await serving.start_agent()
+    if pause is PauseMode.RETRACT and release is NEWEST:
+        rules.grammar_queue = 1
+    running = asyncio.create_task(serving.generate(100_000))
+    await eventually(lambda: rules.running > 0)
+    level = {"execution": paused(pause)} if pause else {}
+    report = await done(serving, FLUSH, **level)
+    assert report.result is OperationResult.ERROR
+    assert report.message.startswith("the engine was not free for it within 0.3 s: ")
+    assert advice in report.message
+    running.cancel()
+
+
+async def test_a_pause_does_not_wait_for_a_flush(serving: FakePod) -> None:
+    assert serving.engine is not None
+    rules = serving.engine.rules
+    running = asyncio.create_task(serving.generate(100_000))
+    await eventually(lambda: rules.running > 0)
+    patient = replace(FLUSH, timeout_seconds=30.0)
+    await serving.put(serving.desired(operations=[patient]))
+    await serving.until(lambda r: r.operations != [])
+    assert (await done(serving, patient, execution=paused(PauseMode.RETRACT))).result is OperationResult.PASSED
+    running.cancel()
+
+
+async def test_a_flush_goes_on_over_a_restart_of_the_agent(serving: FakePod) -> None:
+    assert serving.engine is not None
+    rules = serving.engine.rules
+    rules.grammar_queue = 1
+    patient = replace(FLUSH, timeout_seconds=30.0)
+    await serving.put(serving.desired(operations=[patient]))
+    await serving.until(lambda r: r.operations != [])
+    await serving.stop_agent()
+    await serving.start_agent()
+    rules.grammar_queue = 0
+    assert (await done(serving, patient)).result is OperationResult.PASSED
+
+
+@pytest.mark.parametrize("pause", [None, PauseMode.RETRACT, PauseMode.IN_PLACE])
+async def test_an_abort_ends_all_requests_once(serving: FakePod, pause: PauseMode | None) -> None:
+    assert serving.engine is not None
+    rules = serving.engine.rules
+    running = [asyncio.create_task(serving.generate(100_000)) for _ in range(3)]
+    await eventually(lambda: rules.running == 3)
+    level = {"execution": paused(pause)} if pause else {}
+    if pause:
+        await serving.put(serving.desired(**level))
+        await serving.until(lambda r: r.engine.paused)
+    assert (await done(serving, ABORT, **level)).result is OperationResult.PASSED
+    for answer in await asyncio.gather(*running):
+        assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+    aborts = rules.aborts
+    await serving.stop_agent()
+    await serving.start_agent()
+    await serving.put(serving.desired(generation=3, operations=[ABORT], **level))
+    await asyncio.sleep(0.1)
+    assert rules.aborts == aborts
+
+
+async def test_an_abort_frees_a_weight_move_that_waits_for_the_cache(serving: FakePod, versions: Versions) -> None:
+    assert serving.engine is not None
+    rules = serving.engine.rules
+    rules.grammar_queue = 1  # keeps every flush from succeeding
+    move = WeightMove("m", versions("2"), Step.CONTINUE)
+    await serving.put(serving.desired(move=move))
+    await eventually(lambda: rules.calls.count("flush") > 1)
+    assert (await done(serving, ABORT, move=move)).result is OperationResult.PASSED
+    await serving.until(lambda r: r.engine.weight_version == "2")
+    assert not rules.violations
 
 
 # --- profiles ---

@@ -69,14 +69,15 @@ class Resume:
 
 @dataclass(frozen=True)
 class Operate:
-    """Begins an operation; a check is over with it, a profile goes on."""
+    """Begins an operation; a check is over with it, a profile or a flush may go on."""
 
     operation: Operation
 
 
 @dataclass(frozen=True)
-class LookAtProfile:
-    """Whether the traces are there; `end`: stopped, and reported with that sentence, if they are not."""
+class LookAfter:
+    """An operation that goes on: whether a profile's traces are there, or another try to flush. `end`: it is over, and
+    reported with that sentence, if this is not the end of it."""
 
     operation: Operation
     end: str = ""
@@ -99,6 +100,6 @@ Action = (
     | Release
     | Resume
     | Operate
-    | LookAtProfile
+    | LookAfter
     | Kill
 )

@@ -110,7 +110,7 @@ class Actor:
             void=held.void if held else "",
             emptying=self._memory.emptying,
             operations=tuple(journal.operations),
-            profile_look_at=self._one_shots.profile_look_at,
+            operation_look_at=self._one_shots.look_at,
         )
 
     async def perform(self, action: actions.Action, situation: Situation) -> bool:
@@ -151,8 +151,8 @@ class Actor:
                 await self._memory.resume(action, situation)
             case actions.Operate(operation):
                 await self._one_shots.begin(operation, situation)
-            case actions.LookAtProfile(operation, end):
-                await self._one_shots.look_at_profile(operation, end, situation)
+            case actions.LookAfter(operation, end):
+                await self._one_shots.look_after(operation, end, situation)
 
     async def _prepare(self, move: WeightMove) -> None:
         began = self._clock()

@@ -1,49 +1,48 @@
-"""The steps of one-shot operations: weight checks, which are over with their answer, and profiles, which are looked
-after until their traces are there. That one was begun is on disk before the engine hears of it."""
+"""The steps of one-shot operations: checks and aborts, which are over with the engine's answer, and profiles and
+flushes, which are looked after until they are. That one was begun is on disk before the engine hears of it."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
+from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.operations import Operation, OperationKind, OperationReport, OperationResult
 
 from . import one_shots, weight_check
 from .engine_watch import EngineWatch
 from .journal import JournalFile, OperationRecord, Residency
+from .profile_steps import ProfileSteps
 from .settings import AgentSettings
-from .sglang import EngineError
+from .sglang import CacheBusy, EngineError
 from .situation import Situation
 
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.5
-STOP_SECONDS = 60.0  # the engine writes its traces before it answers
-_TRACES = ("*.trace.json.gz", "*.pickle")
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class OneShotSteps:
+    """look_at: when to look again after what goes on; the monotonic clock's."""
+
     def __init__(
         self, watch: EngineWatch, journal: JournalFile, settings: AgentSettings, clock: Callable[[], float]
     ) -> None:
         self._watch = watch
         self._journal = journal
-        self._settings = settings
         self._clock = clock
-        self.profile_look_at = 0.0
+        self._profile = ProfileSteps(watch, settings)
+        self.look_at = 0.0
         self._give_up_interrupted()
 
     def _give_up_interrupted(self) -> None:
-        """A check that was running when the agent ended is not repeated: a comparison uses up its snapshot."""
+        """What was running when the agent ended, and cannot be looked at now, is not repeated: a comparison uses up its
+        snapshot, an abort would end requests that came later."""
         self._journal.remember(
             operations=[
                 record
-                if record.operation.kind is OperationKind.PROFILE or record.report.result is not OperationResult.RUNNING
+                if record.operation.kind in one_shots.LASTING or record.report.result is not OperationResult.RUNNING
                 else replace(record, report=_error(record.operation, one_shots.INTERRUPTED))
                 for record in self._journal.now.operations
             ]
@@ -65,58 +64,50 @@ class OneShotSteps:
             held = self._journal.now.residency or Residency(situation.facts.start_id)
             self._journal.remember(residency=replace(held, void=f"reset:{operation.id}"))
         self._journal.save()
-        if operation.kind is OperationKind.PROFILE:
-            await self._start_profile(operation, situation)
-        else:
-            self._conclude(await self._check(operation, situation))
-
-    async def _check(self, operation: Operation, situation: Situation) -> OperationReport:
-        version = "" if situation.void else situation.facts.weights.version
-        action = weight_check.ACTIONS[operation.kind]
         try:
-            answer = await self._watch.engine.check_weights(action, operation.timeout_seconds)
-        except EngineError as error:
-            return _error(operation, str(error))
+            report = await self._do(operation, situation)
+        except (EngineError, OSError) as error:
+            report = _error(operation, str(error))
+        self._conclude(report)
+
+    async def _do(self, operation: Operation, situation: Situation) -> OperationReport | None:
+        """None if it goes on. Raises EngineError and OSError."""
+        engine = self._watch.engine
+        match operation.kind:
+            case OperationKind.PROFILE:
+                await self._profile.start(operation, situation)
+                return None
+            case OperationKind.FLUSH:
+                return await self._flush(operation, "", situation)
+            case OperationKind.ABORT:
+                await engine.sweep()
+                return OperationReport(operation.id, OperationResult.PASSED)
+        version = "" if situation.void else situation.facts.weights.version
+        answer = await engine.check_weights(weight_check.ACTIONS[operation.kind], operation.timeout_seconds)
         return weight_check.judge(operation.id, operation.kind, answer.status, answer.text, version)
 
-    async def _start_profile(self, operation: Operation, situation: Situation) -> None:
-        folder = self._folder(operation, situation)
+    async def _flush(self, operation: Operation, end: str, situation: Situation) -> OperationReport | None:
+        if MemoryTag.KV_CACHE not in situation.released:  # else there is nothing to flush
+            try:
+                await self._watch.engine.flush_cache()
+            except CacheBusy:
+                return _error(operation, end) if end else None
+        return OperationReport(operation.id, OperationResult.PASSED)
+
+    async def look_after(self, operation: Operation, end: str, situation: Situation) -> None:
+        look = self._flush if operation.kind is OperationKind.FLUSH else self._profile.look
         try:
-            await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-            await self._watch.engine.start_profile(str(folder), operation.steps, _UNSAFE.sub("-", operation.id))
+            report = await look(operation, end, situation)
         except (EngineError, OSError) as error:
-            self._conclude(_error(operation, str(error)))
-        self.profile_look_at = self._clock() + LOOK_SECONDS
+            log.warning("%s: %s", operation.id, error)
+            report = _error(operation, f"{end}; {error}") if end else None
+        self._conclude(report)
 
-    async def look_at_profile(self, operation: Operation, end: str, situation: Situation) -> None:
-        self.profile_look_at = self._clock() + LOOK_SECONDS
-        folder = self._folder(operation, situation)
-        if end:
-            await self._watch.engine.stop_profile(STOP_SECONDS)
-        elif await asyncio.to_thread(_traces, folder):
-            # The scheduler answers this only after it has written what it is writing.
-            await self._watch.engine.server_info()
-        count = await asyncio.to_thread(_traces, folder)
-        if end:
-            kept = f"; what it made until then: {self._where(folder, count)}" if count else ""
-            self._conclude(_error(operation, f"stopped: {end}{kept}"))
-        elif count:
-            version = situation.facts.weights.version
-            said = self._where(folder, count)
-            self._conclude(OperationReport(operation.id, OperationResult.PASSED, said, weight_version=version))
-
-    def _folder(self, operation: Operation, situation: Situation) -> Path:
-        return self._settings.profile_dir / f"{_UNSAFE.sub('-', operation.id)}-{situation.facts.start_id}"
-
-    def _where(self, folder: Path, count: int) -> str:
-        pod, namespace = self._settings.pod_name, self._settings.namespace
-        others = ", and in the same folder of the engine's other pods" if self._settings.nodes > 1 else ""
-        return (
-            f"{count} traces in pod {pod}:{folder}{others}; "
-            f"kubectl cp -n {namespace} -c agent {pod}:{folder} {folder.name}"
-        )
-
-    def _conclude(self, report: OperationReport) -> None:
+    def _conclude(self, report: OperationReport | None) -> None:
+        """None: it goes on."""
+        if report is None:
+            self.look_at = self._clock() + LOOK_SECONDS
+            return
         log.info("%s: %s %s", report.id, report.result, report.message)
         self._journal.remember(
             operations=[
@@ -129,7 +120,3 @@ class OneShotSteps:
 
 def _error(operation: Operation, message: str) -> OperationReport:
     return OperationReport(operation.id, OperationResult.ERROR, message)
-
-
-def _traces(folder: Path) -> int:
-    return sum(1 for pattern in _TRACES for _ in folder.glob(pattern))

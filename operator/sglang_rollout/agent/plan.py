@@ -3,7 +3,7 @@ was lost is simply planned again.
 
 In this order: what cannot be known any more is started again; a dirty engine (an apply was begun and not read back) is
 paused whatever is asked, and applied again; a weight move, as far as its `until` allows; memory; one-shot operations;
-then the level that `execution` asks for.
+then the level that `execution` asks for. Only an abort of all requests waits for none of these: it may free them.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def next_action(situation: Situation) -> Action:
         return unknown
     if situation.now >= in_place_ends_at(situation):
         return Pause(PauseMode.RETRACT, turned=True)
+    if abort := one_shots.abort_step(situation):
+        return abort
     if situation.dirty:
         return _repair(situation)
     return (
@@ -140,4 +142,5 @@ def _turned(situation: Situation) -> str:
 
 def _look_again(situation: Situation) -> float | None:
     retry_at = situation.progress.retry_at if situation.progress and situation.live else 0.0
-    return retry_at if retry_at > situation.now else None
+    looks = [retry_at, situation.operation_look_at if one_shots.going_on(situation.operations) else 0.0]
+    return min((at for at in looks if at > situation.now), default=None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sglang_rollout.protocol.desired import AgentDesired, Execution, ExecutionState
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryTag
-from sglang_rollout.protocol.operations import OperationKind, OperationResult
+from sglang_rollout.protocol.operations import CHECKS, OperationResult
 from sglang_rollout.protocol.report import EngineState
 from sglang_rollout.protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
 
@@ -99,7 +99,7 @@ class Situation:
     void: str = ""
     emptying: Emptying | None = None
     operations: tuple[OperationRecord, ...] = ()
-    profile_look_at: float = 0.0
+    operation_look_at: float = 0.0
 
     @property
     def move(self) -> WeightMove | None:
@@ -163,7 +163,7 @@ class Situation:
     def checking(self) -> bool:
         """A check is under way: it stops the scheduler for as long as it takes."""
         return any(
-            record.report.result is OperationResult.RUNNING and record.operation.kind is not OperationKind.PROFILE
+            record.report.result is OperationResult.RUNNING and record.operation.kind in CHECKS
             for record in self.operations
         )
 

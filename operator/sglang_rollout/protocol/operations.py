@@ -19,6 +19,9 @@ class OperationKind(StrEnum):
     ABORT = "Abort"
 
 
+CHECKS = frozenset({OperationKind.SNAPSHOT, OperationKind.RESET, OperationKind.COMPARE, OperationKind.CHECKSUM})
+
+
 @dataclass(frozen=True)
 class Operation:
     """id: unique over kinds. steps: of a profile. An agent that has begun or done `id` does not do it again.
