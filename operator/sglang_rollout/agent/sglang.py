@@ -72,6 +72,7 @@ class ServerInfo:
     version: str
     watchdog_seconds: float  # of the scheduler: --watchdog-timeout
     ranks: int = 1  # of tensor parallelism
+    device: str = ""  # "cuda", "cpu"
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ class SGLang:
         info = await self._ok("GET", "/server_info", None, self._admin, CONTROL_SECONDS)
         try:
             watchdog = float(info.get("watchdog_timeout", WATCHDOG_SECONDS) or 0.0)
-            return ServerInfo(str(info["version"]), watchdog, int(info.get("tp_size", 1)))
+            return ServerInfo(
+                str(info["version"]), watchdog, int(info.get("tp_size", 1)), str(info.get("device", "cuda"))
+            )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise EngineError(f"/server_info has another form than expected: {error!r}") from error
 

@@ -32,6 +32,7 @@ class Link:
         self._frames: asyncio.Queue[tuple[Message, bytes] | LinkLost] = asyncio.Queue(WAITING)
         self._sending = asyncio.Lock()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._keep_beating())]
+        self.lost: LinkLost | None = None  # as soon as it is seen, also while nobody receives
         self.peer = str((writer.get_extra_info("peername") or ("?",))[0])
         self.own = str((writer.get_extra_info("sockname") or ("?",))[0])
 
@@ -79,12 +80,13 @@ class Link:
                 if not isinstance(message, Beat):
                     await self._frames.put((message, blob))
         except TimeoutError:
-            await self._frames.put(LinkLost(f"{self.peer} has been silent for {self._silence:g} s"))
+            self.lost = LinkLost(f"{self.peer} has been silent for {self._silence:g} s")
         except (asyncio.IncompleteReadError, OSError) as error:
             reason = f": {error}" if isinstance(error, OSError) else ""
-            await self._frames.put(LinkLost(f"{self.peer} closed the connection{reason}"))
+            self.lost = LinkLost(f"{self.peer} closed the connection{reason}")
         except LinkLost as error:
-            await self._frames.put(error)
+            self.lost = error
+        await self._frames.put(self.lost)
 
     async def _exactly(self, size: int) -> bytes:
         pieces = []
