@@ -131,6 +131,7 @@ class Simulation:
         self.bad_paths: set[str] = set()
         self.break_next_apply = False
         self.trainers: set[str] = set()  # versions that a trainer is there to send
+        self.odd_pods: set[str] = set()  # names of pods that are given other bytes than the rest
         self.stage_slots = 1  # versions that fit into a pod's stage; 0: there is none
         self.cache_is_busy: Callable[[], bool] = lambda: False
         self.events: list[str] = []
@@ -384,7 +385,8 @@ class Simulation:
     def _stage(self, pod: SimPod, order: WeightMove) -> MoveReport:
         """What staging comes to. Bytes of one version are the same wherever they come from."""
         version, source = order.weights.version, order.source
-        done = MoveReport(order.id, reached=Step.PREPARE, root=f"root-{version}" if self.stage_slots else "")
+        root = f"root-{version}" + ("-odd" if pod.name in self.odd_pods else "")
+        done = MoveReport(order.id, reached=Step.PREPARE, root=root if self.stage_slots else "")
         if source.kind in (SourceKind.DIRECT, SourceKind.COLOCATED):
             there = version in self.trainers or pod.rank > 0
             return replace(done, root="") if there else MoveReport(order.id, error="the trainer does not answer")

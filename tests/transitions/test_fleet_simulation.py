@@ -576,6 +576,51 @@ def test_a_decided_move_whose_weights_all_died_with_their_engines_ends_and_the_o
     assert "publish it again" in fleet.condition("Degraded").message
 
 
+def test_engines_that_were_given_different_bytes_move_nowhere() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.odd_pods = {"f-e1-0"}
+    fleet.patch(weights=disk("2"))
+    fleet.settle(10)
+    assert set(fleet.serving().values()) == {"default"}
+    assert "different bytes" in fleet.condition("Degraded").message
+    fleet.odd_pods = set()
+    fleet.settle(40)
+    assert set(fleet.serving().values()) == {"2"}
+
+
+def test_who_was_given_other_bytes_after_the_decision_takes_no_part() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    while fleet.weights.transaction is None or fleet.weights.transaction.decision is None:
+        fleet.settle(1)
+    odd = next(pod for pod in fleet.pods.values() if pod.engine_index == 1)
+    fleet.odd_pods = {odd.name}
+    fleet.restart_agent(odd.uid)
+    while fleet.weights.version != "2":
+        fleet.settle(1)
+        assert_truth(fleet, rolling=False)
+    assert odd.name not in fleet.serving()
+    orders = odd.orders
+    assert orders is not None
+    assert orders.move is not None
+    assert orders.move.id.startswith("catch-up")
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_fleets_without_a_stage_and_with_a_roomy_one_move_and_recover(slots: int) -> None:
+    fleet = Simulation()
+    fleet.stage_slots = slots
+    fleet.settle()
+    for version in ("2", "3"):
+        fleet.patch(weights=disk(version))
+        fleet.settle()
+        fleet.kill_engine(next(pod.uid for pod in fleet.pods.values() if pod.engine_index == 0))
+        fleet.settle()
+        assert fleet.serving() == {"f-e0-0": version, "f-e1-0": version}
+
+
 def test_a_label_that_was_served_is_not_taken_from_a_trainer_again() -> None:
     fleet = Simulation()
     fleet.settle()
@@ -834,6 +879,7 @@ def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
     strategy = {"type": "Rolling" if rolling else "AllAtOnce"}
     engine = {"image": "i", "nodes": nodes, "tensorParallelSize": nodes}
     fleet = Simulation(engine=engine, staleness={"maxVersionLag": 1 if rolling else 0}, router={"replicas": 2})
+    fleet.stage_slots = 1 + len(story) % 2
 
     def check() -> None:
         assert_truth(fleet, rolling)
