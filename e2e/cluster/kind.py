@@ -21,6 +21,16 @@ NODES = ("control-plane", "worker", "worker2")
 """As kind names them, after "<cluster>-"."""
 
 
+# Tests end the same container many times: the kubelet would make it wait longer after each, up to five minutes.
+RESTART_SECONDS = 2
+KUBELET = {
+    "kind": "KubeletConfiguration",
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "featureGates": {"KubeletCrashLoopBackOffMax": True},
+    "crashLoopBackOff": {"maxContainerRestartPeriod": f"{RESTART_SECONDS}s"},
+}
+
+
 @dataclass(frozen=True, order=True)
 class Mount:
     """A path of this machine that every node sees, read-only."""
@@ -45,7 +55,13 @@ def describe(name: str, image: str, mounts: Sequence[Mount]) -> str:
         return {"role": role, "image": image, **({"extraMounts": extra} if extra else {})}
 
     nodes = [node(role) for role in ROLES]
-    document = {"apiVersion": "kind.x-k8s.io/v1alpha4", "kind": "Cluster", "name": name, "nodes": nodes}
+    document = {
+        "apiVersion": "kind.x-k8s.io/v1alpha4",
+        "kind": "Cluster",
+        "name": name,
+        "nodes": nodes,
+        "kubeadmConfigPatches": [yaml.safe_dump(KUBELET)],
+    }
     return yaml.safe_dump(document, sort_keys=False)
 
 
