@@ -13,13 +13,20 @@ from sglang_rollout.api import Status
 from sglang_rollout.controller.plausibility import agent_problem
 from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.operations import OperationReport, OperationResult
-from sglang_rollout.protocol.report import AgentReport, EngineReport, EngineState, MoveReport
+from sglang_rollout.protocol.report import (
+    AgentReport,
+    EngineReport,
+    EngineState,
+    MoveReport,
+    StagedWeights,
+    StageReport,
+)
 from sglang_rollout.protocol.weights import Step
 
 from .simulation import Simulation
 
 TEXT = st.one_of(
-    st.text(max_size=20), st.sampled_from(["", "default", "2", "x" * 5000, "\n", "s1", "catch-up:", "g1.1:2", "g.:"])
+    st.text(max_size=20), st.sampled_from(["", "default", "2", "x" * 5000, "\n", "s1", "catch-up:", "g1.1:2", "g2.1:2", "ahead.1:2", "g.:"])
 )
 NUMBER = st.one_of(st.integers(0, 5), st.integers(0, 5), st.sampled_from([-1, 2**62]))
 SECONDS = st.one_of(st.floats(0, 1e9), st.floats(0, 1e9), st.sampled_from([float("nan"), float("inf"), -1.0]))
@@ -37,13 +44,22 @@ ENGINES = st.builds(
 )
 MOVES = st.builds(
     MoveReport,
-    id=TEXT,
+    id=st.one_of(TEXT, st.sampled_from(["g2.1:2", "ahead.1:2"])),
     reached=st.sampled_from(Step),
     error=TEXT,
     refused=st.booleans(),
     dirty=st.booleans(),
     aborted=st.booleans(),
     stall_seconds=SECONDS,
+    root=TEXT,
+    staged_bytes=NUMBER,
+    of_bytes=NUMBER,
+    nonfinite=NUMBER,
+)
+STAGES = st.builds(
+    StageReport,
+    held=st.lists(st.builds(StagedWeights, version=TEXT, root=TEXT, size=NUMBER), max_size=9),
+    problem=TEXT,
 )
 OPERATIONS = st.builds(
     OperationReport,
@@ -69,22 +85,30 @@ REPORTS = st.builds(
     move=st.none() | MOVES,
     probe_failure=TEXT,
     operations=st.lists(OPERATIONS, max_size=3),
+    prepare=st.none() | MOVES,
+    stage=STAGES,
     message=TEXT,
 )
 
 
-@pytest.mark.parametrize("control", ["Operator", "External"])
+WAYS: dict[str, dict[str, Any]] = {
+    "Disk": {"version": "2", "source": {"type": "Disk", "disk": {"path": "/models/v2"}}},
+    "Staged": {"version": "2", "source": {"type": "Distributed", "distributed": {}}},
+    "ahead": {"prepare": {"version": "2", "source": {"type": "Disk", "disk": {"path": "/models/v2"}}}},
+}
+
+
+@pytest.mark.parametrize("control", ["Disk", "Staged", "ahead", "External"])
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(rounds=st.lists(st.tuples(REPORTS, REPORTS), min_size=1, max_size=4))
 def test_no_report_keeps_a_fleet_from_being_planned(
     control: str, rounds: list[tuple[AgentReport, AgentReport]]
 ) -> None:
-    spec: dict[str, Any] = {} if control == "Operator" else {"control": "External"}
+    spec: dict[str, Any] = {"control": "External"} if control == "External" else {}
     fleet = Simulation(**spec)
     fleet.settle(6)
-    if control == "Operator":
-        weights = {"version": "2", "source": {"type": "Disk", "disk": {"path": "/models/v2"}}}
-        fleet.patch(weights=weights, weightCheck={"requestID": "1", "action": "Compare"})
+    if control != "External":
+        fleet.patch(weights=WAYS[control], weightCheck={"requestID": "1", "action": "Compare"})
     pods = [pod.uid for pod in fleet.pods.values() if pod.engine_index is not None]
     for reports in rounds:
         believed = {uid: one for uid, one in zip(pods, reports, strict=True) if not agent_problem(one)}
@@ -106,6 +130,9 @@ def test_odd_reports_are_told_apart() -> None:
             1, "a", "p", 0, engine=EngineReport(released=[MemoryTag.WEIGHTS, MemoryTag.WEIGHTS])
         ),
         "a stall of nan s": AgentReport(1, "a", "p", 0, move=MoveReport("m", stall_seconds=float("nan"))),
+        "a digest longer than 128 characters": AgentReport(1, "a", "p", 0, prepare=MoveReport("m", root="x" * 129)),
+        "-1 bytes or values": AgentReport(1, "a", "p", 0, move=MoveReport("m", of_bytes=-1)),
+        "9 versions in its stage": AgentReport(1, "a", "p", 0, stage=StageReport([StagedWeights("1", "r")] * 9)),
         "a text longer than 65536 characters": AgentReport(1, "a", "p", 0, message="x" * 70_000),
     }
     assert {agent_problem(report) for report in odd.values()} == set(odd)

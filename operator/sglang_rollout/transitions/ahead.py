@@ -64,7 +64,8 @@ def _judged(prepared: PreparedStatus, engines: Collection[EngineView], now: date
         return found.model_copy(
             update={"failed_at": timestamp(now), "message": (refused or errors)[0][:2000], "root": ""}
         )
-    return found.model_copy(update={"message": "" if len(done) == len(reports) else (errors or [prepared.message])[0]})
+    waits = "" if len(done) == len(reports) else (errors or [prepared.message])[0]
+    return found.model_copy(update={"message": waits[:2000]})
 
 
 def _reports(engine: EngineView, move_id: str) -> list[MoveReport]:
