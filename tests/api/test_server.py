@@ -37,6 +37,8 @@ OPTIONAL_PARTS: Object = {
     },
     "weightCheck": {"requestID": "7", "action": "Compare"},
     "profile": {"requestID": "2"},
+    "flushCache": {"requestID": "3"},
+    "abortRequests": {"requestID": "4"},
     "restart": {"requestID": "1"},
     "network": {"trainers": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}}]},
 }

@@ -235,6 +235,8 @@ def test_trainers_change_the_runtime_fields_alone(http: httpx.Client, installed:
         {"weights": {"version": "2", "source": {"type": "Disk", "disk": {"path": "/models/2"}}}},
         {"weightCheck": {"requestID": "1", "action": "Checksum"}},
         {"profile": {"requestID": "1"}},
+        {"flushCache": {"requestID": "1"}},
+        {"abortRequests": {"requestID": "1"}},
         {"weightCheck": None, "profile": None},
     ):
         response = change(allowed)

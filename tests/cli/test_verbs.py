@@ -39,6 +39,8 @@ RESIDENT = dict.fromkeys(RELEASED, "Resident")
         ("check fleet compare --request-id 7", {"weightCheck": {"requestID": "7", "action": "Compare"}}),
         ("check fleet reset --yes --request-id 8", {"weightCheck": {"requestID": "8", "action": "Reset"}}),
         ("restart fleet --request-id 1", {"restart": {"requestID": "1"}}),
+        ("flush-cache fleet --request-id 3", {"flushCache": {"requestID": "3"}}),
+        ("abort fleet --request-id 4", {"abortRequests": {"requestID": "4"}}),
         ("profile fleet --request-id 2", {"profile": {"requestID": "2", "steps": 5}}),
         ("profile fleet --request-id 2 --steps 9", {"profile": {"requestID": "2", "steps": 9}}),
     ],
@@ -54,7 +56,9 @@ def test_patches_exactly_its_fields(words: str, patch: Object) -> None:
     assert "generation 2, not waiting" in result.stdout
 
 
-@pytest.mark.parametrize("verb", ["check fleet checksum", "restart fleet", "profile fleet"])
+@pytest.mark.parametrize(
+    "verb", ["check fleet checksum", "restart fleet", "profile fleet", "flush-cache fleet", "abort fleet"]
+)
 def test_makes_a_new_request_id_each_time(verb: str) -> None:
     connection = FakeConnection(fleet())
 

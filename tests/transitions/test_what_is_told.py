@@ -78,6 +78,76 @@ def test_a_check_tells_what_each_engine_said() -> None:
     assert [(one.name, one.result) for one in check.engines] == [(name, "Passed") for name in names]
 
 
+@pytest.mark.parametrize(
+    ("field", "last"), [("flushCache", "last_flush_cache"), ("abortRequests", "last_abort_requests")]
+)
+def test_a_request_is_done_once_on_every_engine_and_told(field: str, last: str) -> None:
+    fleet = Simulation()
+    fleet.settle()
+    for request in ("1", "2"):
+        fleet.patch(**{field: {"requestID": request}})
+        fleet.settle()
+        told = getattr(fleet.rollout.status, last)
+        assert (told.request_id, told.result, told.message) == (request, "Completed", "2 engines")
+        assert told.completion_time is not None
+    assert len(fleet.done_operations) == len(set(fleet.done_operations)) == 4
+    assert not any(order.operations for order in fleet.reconcile().agents.values()), "it is forgotten"
+
+
+def test_an_engine_that_could_not_is_named() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    busy = OperationReport("flush:1", OperationResult.ERROR, "the engine was not free for it")
+    engines_of(fleet)[0].operations["flush:1"] = busy
+    fleet.patch(flushCache={"requestID": "1"})
+    fleet.settle()
+    told = fleet.rollout.status.last_flush_cache
+    assert told is not None
+    assert (told.result, told.message) == ("Error", "f-e0: the engine was not free for it")
+    assert "CacheFlush" in fleet.events
+
+
+def test_engines_with_released_memory_are_named_when_they_do_not_answer() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    released = {"weights": "Released", "kvCache": "Released", "cudaGraph": "Released", "weightsBackup": "HostMemory"}
+    fleet.patch(execution={"state": "Paused"}, memory=released, profile={"requestID": "1"})
+    fleet.settle(80, seconds=10.0)
+    told = fleet.rollout.status.last_profile
+    assert told is not None
+    assert told.result == "Error"
+    assert "f-e0 has released" in told.message
+
+
+def test_an_abort_is_told_in_the_middle_of_a_move_and_a_flush_is_not() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.cache_is_busy = lambda: True
+    fleet.patch(weights={"version": "2", "source": {"type": "Disk", "disk": {"path": "/models/v2"}}})
+    fleet.settle(6)
+    assert fleet.weights.phase == "Committing"
+    fleet.patch(flushCache={"requestID": "1"}, abortRequests={"requestID": "1"})
+    fleet.settle(4)
+    orders = list(fleet.reconcile().agents.values())
+    assert [[operation.id for operation in order.operations] for order in orders] == [["abort:1"], ["abort:1"]]
+    fleet.cache_is_busy = lambda: False
+    fleet.settle()
+    assert {operation for _, operation in fleet.done_operations} == {"abort:1", "flush:1"}
+
+
+@pytest.mark.parametrize("request_", ["weightCheck", "profile", "flushCache", "abortRequests"])
+def test_under_external_control_the_trainer_asks_by_itself(request_: str) -> None:
+    fleet = Simulation(control="External")
+    fleet.settle()
+    more = {"action": "Checksum"} if request_ == "weightCheck" else {}
+    fleet.patch(**{request_: {"requestID": "1", **more}})
+    fleet.settle(4)
+    told = fleet.rollout.status.to_object()[f"last{request_[0].upper()}{request_[1:]}"]
+    assert told["result"] in ("Error", "Unsupported")
+    assert told["message"] == "control is External: the trainer asks the engines for this by itself"
+    assert fleet.done_operations == []
+
+
 def test_the_tensors_that_differ_are_named_and_counted() -> None:
     report = OperationReport(
         "check:1", OperationResult.MISMATCH, "m", tensors=[f"t{n}" for n in range(12)], differing=40

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..api import ConditionType, EngineStatus, SGLangRollout, Status, find_condition
+from ..api.status import RequestStatus
 from ..api.support import REASON as NOT_IMPLEMENTED
 from .patches import difference, leaves
 
@@ -141,15 +142,27 @@ def weight_check(request_id: str) -> Goal:
 
 
 def profile(request_id: str) -> Goal:
+    return _request(request_id, "profile", lambda status: status.last_profile)
+
+
+def flush_cache(request_id: str) -> Goal:
+    return _request(request_id, "flush of the cache", lambda status: status.last_flush_cache)
+
+
+def abort_requests(request_id: str) -> Goal:
+    return _request(request_id, "abort of all requests", lambda status: status.last_abort_requests)
+
+
+def _request(request_id: str, what: str, last: Callable[[Status], RequestStatus | None]) -> Goal:
     """Completed; ended in any other way is a failure."""
 
     def reached(rollout: SGLangRollout) -> Progress:
-        made, of = rollout.status.last_profile, len(rollout.status.engines)
+        made, of = last(rollout.status), len(rollout.status.engines)
         if made is None or made.request_id != request_id:
             return Progress("Waiting", _news(rollout), 0, of)
         if made.completion_time is None and made.result in (None, "Running"):
-            return Progress("Waiting", "the profile is running", 0, of)
-        said = f"profile {made.result or 'not done'}" + (f": {made.message}" if made.message else "")
+            return Progress("Waiting", f"the {what} is running", 0, of)
+        said = f"{what} {made.result or 'not done'}" + (f": {made.message}" if made.message else "")
         return Progress("Done" if made.result == "Completed" else "Failed", said, of, of)
 
     return reached

@@ -38,6 +38,14 @@ def profile(request_id: str, steps: int) -> Patch:
     return {"profile": {"requestID": request_id, "steps": steps}}
 
 
+def flush_cache(request_id: str) -> Patch:
+    return {"flushCache": {"requestID": request_id}}
+
+
+def abort_requests(request_id: str) -> Patch:
+    return {"abortRequests": {"requestID": request_id}}
+
+
 def restart(request_id: str) -> Patch:
     return {"restart": {"requestID": request_id}}
 

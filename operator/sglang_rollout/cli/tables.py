@@ -187,9 +187,11 @@ def _operations(one: FleetReport, now: datetime) -> Iterable[RenderableType]:
         bad = f" on {', '.join(check.mismatched_engines)}" if check.mismatched_engines else ""
         yield _operation(f"check {check.action}", check.request_id, f"{check.result or 'waiting'}{bad}",
                          check.completion_time, check.message, now)  # fmt: skip
-    if (profile := status.last_profile) is not None:
-        yield _operation("profile", profile.request_id, profile.result or "waiting", profile.completion_time,
-                         profile.message, now)  # fmt: skip
+    requests = {"profile": status.last_profile, "flush": status.last_flush_cache, "abort": status.last_abort_requests}
+    for what, made in requests.items():
+        if made is not None:
+            result = made.result or "waiting"
+            yield _operation(what, made.request_id, result, made.completion_time, made.message, now)
     if (restart := status.last_restart) is not None:
         word = (
             "Completed" if restart.completion_time else f"{restart.restarted} of {one.wanted.replicas} engines are back"

@@ -9,7 +9,7 @@ from ..invocation import Surroundings
 from .execution import continue_, pause
 from .logs import logs
 from .memory import release, resume
-from .operations import check, profile, restart
+from .operations import abort, check, flush_cache, profile, restart
 from .status import status
 from .top import top
 from .weights import weights
@@ -28,5 +28,7 @@ def sgrollout(ctx: click.Context) -> None:
     ctx.obj = ctx.obj or Surroundings()
 
 
-for _verb in (status, pause, continue_, release, resume, weights, check, restart, profile, logs, top):
+for _verb in (
+    status, pause, continue_, release, resume, weights, check, flush_cache, abort, restart, profile, logs, top,
+):  # fmt: skip
     sgrollout.add_command(_verb)

@@ -1,4 +1,4 @@
-"""check, restart and profile: the one-shot operations, each with a new requestID."""
+"""check, restart, profile, flush-cache and abort: the one-shot operations, each with a new requestID."""
 
 from __future__ import annotations
 
@@ -59,3 +59,25 @@ def profile(invocation: Invocation, name: str, steps: int, request_id: str | Non
     """Record a profile on all engines."""
     request = request_id or patches.new_request_id(invocation.now())
     order(invocation, name, patches.profile(request, steps), goals.profile(request), Waiting(wait, timeout))
+
+
+@click.command("flush-cache")
+@fleet_argument
+@_request_option
+@wait_options("15m")  # longer than the operator gives it
+@verb
+def flush_cache(invocation: Invocation, name: str, request_id: str | None, wait: bool, timeout: float) -> None:
+    """Empty the KV cache of all engines. One that is busy for a minute says how to free it."""
+    request = request_id or patches.new_request_id(invocation.now())
+    order(invocation, name, patches.flush_cache(request), goals.flush_cache(request), Waiting(wait, timeout))
+
+
+@click.command()
+@fleet_argument
+@_request_option
+@wait_options("15m")  # longer than the operator gives it
+@verb
+def abort(invocation: Invocation, name: str, request_id: str | None, wait: bool, timeout: float) -> None:
+    """End all requests that the engines have: clients get what there is, with finish_reason abort."""
+    request = request_id or patches.new_request_id(invocation.now())
+    order(invocation, name, patches.abort_requests(request), goals.abort_requests(request), Waiting(wait, timeout))
