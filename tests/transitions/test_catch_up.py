@@ -10,6 +10,7 @@ import pytest
 from sglang_rollout.api import EngineStatus, WeightsStatus
 from sglang_rollout.protocol.report import AgentReport, EngineReport, MoveReport
 from sglang_rollout.transitions.engines import EngineView
+from sglang_rollout.transitions.sources import Keepers
 from sglang_rollout.transitions.weight_steps import RETRY_SECONDS, catch_up
 
 from .simulation import Simulation
@@ -25,7 +26,7 @@ def engine(move: MoveReport | None = None, void: str = "") -> EngineView:
 
 def ordered(view: EngineView, version: str, now: datetime = NOW) -> str:
     weights = WeightsStatus().with_committed(version, "/models/x", NOW)
-    move = catch_up(SPEC, view, [view], weights, now)
+    move = catch_up(SPEC, view, Keepers([view]), weights, now)
     assert move is not None
     return move.id
 

@@ -14,11 +14,13 @@ from ..protocol.report import MoveReport
 from ..protocol.weights import Step, WeightMove
 from .engines import EngineView
 from .preparation import different_bytes
-from .sources import agents_of, transfer_of
+from .sources import Keepers, agents_of, transfer_of
 from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, soonest
 
 
-def staged_ahead(plan: WeightsPlan, members: Collection[EngineView], spec: Spec, now: datetime) -> WeightsPlan:
+def staged_ahead(
+    plan: WeightsPlan, members: Collection[EngineView], keepers: Keepers, spec: Spec, now: datetime
+) -> WeightsPlan:
     """`plan`, of a fleet that does not move, with the orders to stage ahead and what they have come to."""
     wanted, status = spec.weights.prepare, plan.status
     if wanted is None or wanted.version == status.version:
@@ -37,7 +39,7 @@ def staged_ahead(plan: WeightsPlan, members: Collection[EngineView], spec: Spec,
         update={"members": prepared.members or agents_of(healthy, transfer_of(wanted.source).kind)}
     )
     prepared = _judged(prepared, healthy, now)
-    orders = {} if prepared.failed_at else {e.index: _order(spec, wanted, prepared, e, members, plan) for e in healthy}
+    orders = {} if prepared.failed_at else {e.index: _order(spec, wanted, prepared, e, keepers, plan) for e in healthy}
     return _with(plan, prepared, orders, RETRY_SECONDS if prepared.failed_at else None)
 
 
@@ -79,7 +81,7 @@ def _order(
     wanted: PreparedWeights,
     prepared: PreparedStatus,
     engine: EngineView,
-    everyone: Collection[EngineView],
+    keepers: Keepers,
     plan: WeightsPlan,
 ) -> WeightMove:
     as_transaction = WeightTransaction(
@@ -91,7 +93,7 @@ def _order(
         epoch=plan.status.epoch,
         members=prepared.members,
     )
-    return move_order(spec, as_transaction, engine, everyone, Step.PREPARE)
+    return move_order(spec, as_transaction, engine, keepers, Step.PREPARE)
 
 
 def _order_id(prepared: PreparedStatus) -> str:

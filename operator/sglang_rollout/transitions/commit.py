@@ -11,6 +11,7 @@ from ..api.status import WeightTransaction
 from ..protocol.weights import Step, WeightMove, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
+from .sources import Keepers
 from .versions import bootable_version, committed_version
 from .weight_steps import WeightsPlan, catch_up, move_order, stuck_engines
 
@@ -21,6 +22,7 @@ class Commit:
 
     members: list[EngineView]
     engines: tuple[EngineView, ...]
+    keepers: Keepers
     spec: Spec
     weights: WeightsStatus
     transaction: WeightTransaction
@@ -59,7 +61,7 @@ class Commit:
         return self.target if self.target.path else bootable_version(self.weights)
 
     def _order(self, engine: EngineView, until: Step) -> WeightMove:
-        return move_order(self.spec, self.transaction, engine, self.engines, until)
+        return move_order(self.spec, self.transaction, engine, self.keepers, until)
 
     def _stuck(self) -> dict[int, str]:
         return stuck_engines(self.members, self.spec, bootable=bool(self.target.path))
@@ -83,7 +85,8 @@ class Commit:
             if heard or left <= 0:
                 return self._give_up()
         paused = [engine for engine in part if engine.progress(self.transaction.id) >= Step.PAUSE]
-        outside = [engine for engine in self.engines if engine not in part]
+        inside = frozenset(engine.index for engine in part)
+        outside = [engine for engine in self.engines if engine.index not in inside]
         everyone_paused = len(paused) == len(part)
         # An engine outside may still serve the old version: it must be out of every router before the new one serves,
         # and its moving ahead of the others would put two versions side by side.
@@ -95,14 +98,13 @@ class Commit:
         moves = {engine.index: self._order(engine, until) for engine in part}
         missing = ", ".join(engine.name for engine in outside)
         waits = f"waiting until no router has {missing}" if everyone_paused and not alone else ""
-        members = frozenset(engine.index for engine in part)
         return WeightsPlan(
             status=self._status("Committing", prepared=len(part), committed=len(applied), message=waits[:2000]),
             boot=self._boot,
             moves=moves,
-            holds=members,
+            holds=inside,
             closed=True,
-            engaged=members,
+            engaged=inside,
             restarts=self._stuck(),
             wake=left if left > 0 else max(left + timeout, 0.0) or None,
         )
@@ -115,7 +117,8 @@ class Commit:
         behind = [engine for engine in unmoved if onward[engine.index] is not None]
         away = sum(1 for engine in self.members if not engine.healthy)
         begun = [engine for engine in behind if engine.progress(self.transaction.id) >= Step.PAUSE]
-        waiting = [engine for engine in behind if engine not in begun]
+        engaged = frozenset(engine.index for engine in begun)
+        waiting = [engine for engine in behind if engine.index not in engaged]
         slots = self.spec.weights.update_strategy.max_unavailable - away - len(begun)
         chosen = [*begun, *waiting[: max(slots, 0)]] if rolling else behind
         moves = {engine.index: order for engine in chosen if (order := onward[engine.index]) is not None}
@@ -125,10 +128,9 @@ class Commit:
             if engine.index not in moves and engine.progress(self.transaction.id) >= Step.PREPARE
         }
         moved = [engine for engine in self.members if self._has_moved(engine)]
-        stranded = frozenset(engine.index for engine in unmoved if engine not in behind)
+        stranded = frozenset(engine.index for engine in unmoved if onward[engine.index] is None)
         if not behind:
             return replace(self._done(len(moved)), stranded=stranded)
-        engaged = frozenset(engine.index for engine in begun)
         return WeightsPlan(
             status=self._status("Verifying" if not rolling else "Committing", committed=len(moved), message=""),
             boot=self._boot,
@@ -145,7 +147,7 @@ class Commit:
         when nobody has the weights any more."""
         if self._takes_part(engine):
             return self._order(engine, Step.CONTINUE)
-        return catch_up(self.spec, engine, self.engines, self.weights, self.now)
+        return catch_up(self.spec, engine, self.keepers, self.weights, self.now)
 
     def _has_moved(self, engine: EngineView) -> bool:
         if not engine.healthy or engine.version != self.target.version:

@@ -128,6 +128,13 @@ class EngineView:
             if any(kept.root == root for kept in report.stage.held)
         ]
 
+    def holds(self, root: str) -> bool:
+        """Whether every one of its agents holds these weights."""
+        return all(
+            rank in self.reports and any(kept.root == root for kept in self.reports[rank].stage.held)
+            for rank in range(self.nodes)
+        )
+
     def fellows(self) -> list[str]:
         """host:port of the agents of its other pods than rank 0's."""
         return [host_port(pod.ip, AGENT_PORT) for rank, pod in sorted(self.pods.items()) if rank > 0 and pod.ip]
@@ -156,6 +163,11 @@ class EngineView:
             if move is not None and (move.error or move.aborted):
                 return f"pod {self.pods[rank].name}: {move.error or 'the move was given up'}"
         return ""
+
+    def has_failed(self, order_id: str) -> bool:
+        """Whether a pod of it has not got the weights of this move, or of this order to stage ahead."""
+        told = (move for report in self.reports.values() for move in (report.move, report.prepare))
+        return any(move is not None and move.id == order_id and move.error for move in told)
 
     def roots(self, move_id: str) -> frozenset[str]:
         """Digests of what its pods have staged for this move."""

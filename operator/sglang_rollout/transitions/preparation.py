@@ -13,7 +13,7 @@ from ..protocol.report import EngineState
 from ..protocol.weights import Step, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
-from .sources import agents_of, transfer_of
+from .sources import Keepers, agents_of, transfer_of
 from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, settle
 
 
@@ -23,6 +23,7 @@ class Preparation:
     registered now."""
 
     members: list[EngineView]
+    keepers: Keepers
     spec: Spec
     weights: WeightsStatus
     target: WeightVersion
@@ -110,9 +111,9 @@ class Preparation:
         if not transaction.members:
             members = agents_of(healthy, transaction.source.kind)
             transaction = transaction.model_copy(update={"members": members})
-        settled = settle(self.members, self.spec, self.weights, phase, self.now, busy=transaction)
+        settled = settle(self.members, self.keepers, self.spec, self.weights, phase, self.now, busy=transaction)
         moves = {
-            engine.index: move_order(self.spec, transaction, engine, self.members, Step.PREPARE)
+            engine.index: move_order(self.spec, transaction, engine, self.keepers, Step.PREPARE)
             for engine in healthy
             if engine.index not in settled.moves
         }
@@ -156,7 +157,7 @@ class Preparation:
         return replace(plan, events=events, wake=RETRY_SECONDS)
 
     def _failed(self, weights: WeightsStatus) -> WeightsPlan:
-        return settle(self.members, self.spec, weights, "Failed", self.now)
+        return settle(self.members, self.keepers, self.spec, weights, "Failed", self.now)
 
     def _transaction(self, attempt: int) -> WeightTransaction:
         return WeightTransaction(

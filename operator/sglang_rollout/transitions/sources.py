@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable
 
 from ..api.status import CommittedVersion, TransferStatus, WeightTransaction
@@ -12,6 +13,26 @@ from .engines import EngineView, host_port
 PEERS_MAX = 8  # that an order names: one will do, and the others are for when it dies
 # A trainer gives these to the engine itself, through rank 0's agent alone.
 INTO_THE_ENGINE = ("Direct", "Colocated")
+
+
+class Keepers:
+    """Who holds which weights in its stage, found out once a plan: many engines may ask."""
+
+    def __init__(self, engines: Iterable[EngineView]) -> None:
+        self._engines = engines
+        self._by_root: dict[str, list[tuple[int, str]]] = {}
+
+    def peers(self, engine: EngineView, root: str) -> list[str]:
+        """host:port of agents that `engine` can take these weights from: its own pods first, then those of others from
+        its index on, so that many engines do not all ask the same one. Empty when all of its pods have them."""
+        if not root or engine.holds(root):
+            return []
+        if root not in self._by_root:
+            ordered = sorted(self._engines, key=lambda one: one.index)
+            self._by_root[root] = [(one.index, address) for one in ordered for address in one.keeps(root)]
+        found = self._by_root[root]
+        first = bisect_left(found, (engine.index, ""))
+        return [found[(first + step) % len(found)][1] for step in range(min(PEERS_MAX, len(found)))]
 
 
 def transfer_of(source: WeightSource | None) -> TransferStatus:
@@ -31,13 +52,16 @@ def _addresses(senders: Iterable[Sender]) -> tuple[str, ...]:
 
 
 def transaction_source(
-    transaction: WeightTransaction, engine: EngineView, everyone: Collection[EngineView], allow_nonfinite: bool
+    transaction: WeightTransaction, engine: EngineView, keepers: Keepers, allow_nonfinite: bool
 ) -> Source:
     """What an engine is told of a move of the fleet."""
     given = transaction.source
     senders = given.senders
     if given.kind == "Colocated" and len(senders) > 1:
         senders = senders[engine.index % len(senders) :][:1]
+    # An engine that is being sent the weights, or reads them, needs no peer: its order would change with each of the
+    # others that has them all.
+    alone = given.kind != "Kept" and not engine.has_failed(transaction.id)
     return Source(
         kind=SourceKind(given.kind),
         senders=list(senders),
@@ -45,27 +69,17 @@ def transaction_source(
         members=1 if given.kind == "Colocated" and len(given.senders) > 1 else transaction.members,
         epoch=transaction.epoch,
         root=transaction.root,
-        peers=keepers(transaction.root, engine, everyone),
+        peers=[] if alone else keepers.peers(engine, transaction.root),
         allow_nonfinite=allow_nonfinite,
     )
 
 
-def kept_source(entry: CommittedVersion, engine: EngineView, everyone: Collection[EngineView]) -> Source | None:
+def kept_source(entry: CommittedVersion, engine: EngineView, keepers: Keepers) -> Source | None:
     """Where a version that the fleet has committed is found again; None: nowhere any more."""
-    peers = keepers(entry.root, engine, everyone)
-    if entry.root and (peers or entry.path):
+    peers = keepers.peers(engine, entry.root)
+    if entry.root and (peers or entry.path or engine.holds(entry.root)):
         return Source(kind=SourceKind.KEPT, root=entry.root, peers=peers, allow_nonfinite=True)
     return Source() if entry.path else None
-
-
-def keepers(root: str, engine: EngineView, everyone: Collection[EngineView]) -> list[str]:
-    """host:port of agents that hold these weights, this engine's own first, then others from its index on, so that
-    many engines do not all ask the same one."""
-    if not root:
-        return []
-    others = sorted(everyone, key=lambda other: (other is not engine, (other.index - engine.index) % 1024))
-    found = [address for other in others for address in other.keeps(root)]
-    return found[:PEERS_MAX]
 
 
 def agents_of(engines: Collection[EngineView], kind: str) -> int:

@@ -13,7 +13,7 @@ from ..api.status import WeightTransaction
 from ..protocol.weights import KVCache, PauseMode, Source, Step, Verify, WeightMove, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
-from .sources import kept_source, transaction_source
+from .sources import Keepers, kept_source, transaction_source
 from .versions import bootable_version, committed_version
 
 # A refused checkpoint may be one that is still being written.
@@ -47,6 +47,7 @@ class WeightsPlan:
 
 def settle(
     members: Collection[EngineView],
+    keepers: Keepers,
     spec: Spec,
     weights: WeightsStatus,
     phase: str,
@@ -61,7 +62,7 @@ def settle(
     for engine in members:
         move = engine.leader.move if engine.leader else None
         if engine.movable and engine.version != committed.version:
-            if order := catch_up(spec, engine, members, weights, now):
+            if order := catch_up(spec, engine, keepers, weights, now):
                 moves[engine.index] = order
             else:
                 stranded.add(engine.index)
@@ -87,10 +88,10 @@ def settle(
 
 
 def catch_up(
-    spec: Spec, engine: EngineView, everyone: Collection[EngineView], weights: WeightsStatus, now: datetime
+    spec: Spec, engine: EngineView, keepers: Keepers, weights: WeightsStatus, now: datetime
 ) -> WeightMove | None:
     """This engine's move to the committed version, alone; None when nobody has its bytes any more."""
-    source = kept_source(weights.history[-1], engine, everyone)
+    source = kept_source(weights.history[-1], engine, keepers)
     return None if source is None else _catch_up_order(spec, engine, committed_version(weights), source, now)
 
 
@@ -147,7 +148,7 @@ def stuck_engines(members: Collection[EngineView], spec: Spec, bootable: bool) -
 
 
 def move_order(
-    spec: Spec, transaction: WeightTransaction, engine: EngineView, everyone: Collection[EngineView], until: Step
+    spec: Spec, transaction: WeightTransaction, engine: EngineView, keepers: Keepers, until: Step
 ) -> WeightMove:
     return WeightMove(
         id=transaction.id,
@@ -156,7 +157,7 @@ def move_order(
         pause_mode=PauseMode(spec.weights.pause_mode),
         kv_cache=KVCache(spec.weights.kv_cache),
         timeout_seconds=float(spec.weights.timeout_seconds),
-        source=transaction_source(transaction, engine, everyone, spec.weights.allow_non_finite),
+        source=transaction_source(transaction, engine, keepers, spec.weights.allow_non_finite),
         verify=Verify(spec.weights.verify),
     )
 

@@ -25,6 +25,7 @@ from .ahead import staged_ahead
 from .commit import Commit
 from .engines import EngineView
 from .preparation import Preparation
+from .sources import Keepers
 from .versions import boot_version, bootable_version, committed_version, target_version
 from .weight_steps import WeightsPlan, settle
 
@@ -51,26 +52,29 @@ def advance(
     weights = _with_epoch(weights, members)
     known = {"version": committed.version, "target_version": target.version, "served": _has_served(members, weights)}
     weights = weights.model_copy(update=known)
+    keepers = Keepers(engines)
     transaction = weights.transaction
     is_open = transaction is not None and transaction.completed_at is None
     if transaction is not None and is_open and transaction.decision == "Commit":
         # An engine that is not wanted any more and takes part comes through first.
         parting = [e for e in engines if not e.wanted and e.progress(transaction.id) >= Step.PREPARE]
-        return Commit([*members, *parting], tuple(engines), spec, weights, transaction, now, routers_in_step).plan()
+        taking_part, everyone = [*members, *parting], tuple(engines)
+        return Commit(taking_part, everyone, keepers, spec, weights, transaction, now, routers_in_step).plan()
     if target.version == committed.version:
-        return staged_ahead(settle(members, spec, weights, "Idle", now), members, spec, now)
+        return staged_ahead(settle(members, keepers, spec, weights, "Idle", now), members, keepers, spec, now)
     if spec.weights.source is not None and spec.weights.source.type == "External":
-        return _moved_by_others(members, spec, weights, target, now, routers_in_step)
+        return _moved_by_others(members, keepers, spec, weights, target, now, routers_in_step)
     if not weights.served and target.path:
         # Nothing was ever served, so there is nothing to protect: the fleet starts at the target instead.
         fresh = weights.model_copy(update={"history": (), "transaction": None, "phase": "Idle"})
         fresh = fresh.with_committed(target.version, target.path, now).model_copy(update={"version": target.version})
-        return settle(members, spec, fresh, "Idle", now)
-    return Preparation(members, spec, weights, target, generation, now, routers_in_step).plan()
+        return settle(members, keepers, spec, fresh, "Idle", now)
+    return Preparation(members, keepers, spec, weights, target, generation, now, routers_in_step).plan()
 
 
 def _moved_by_others(
     members: Collection[EngineView],
+    keepers: Keepers,
     spec: Spec,
     weights: WeightsStatus,
     target: WeightVersion,
@@ -80,10 +84,11 @@ def _moved_by_others(
     """Somebody else puts the target into the engines. One that has it leaves the routers, and all come back together
     when every engine that is up has it."""
     up = [engine for engine in members if engine.movable]
-    there = [engine for engine in up if engine.version == target.version]
+    there = frozenset(engine.index for engine in up if engine.version == target.version)
     if up and len(there) == len(up) and routers_in_step:
-        return settle(members, spec, weights.with_committed(target.version, "", now), "Idle", now)
-    return settle([engine for engine in members if engine not in there], spec, weights, "Staging", now)
+        return settle(members, keepers, spec, weights.with_committed(target.version, "", now), "Idle", now)
+    others = [engine for engine in members if engine.index not in there]
+    return settle(others, keepers, spec, weights, "Staging", now)
 
 
 def _with_epoch(weights: WeightsStatus, members: Collection[EngineView]) -> WeightsStatus:
