@@ -38,10 +38,11 @@ class TransferLost(EngineError):
 
 @dataclass
 class Sender:
-    """One rank of the trainer, and what it will give."""
+    """One rank of the trainer, and what it will give. ranks: of the engine, in tensor parallelism."""
 
     address: str
     link: Link
+    ranks: int
     welcome: Welcome
     manifest: Manifest
 
@@ -89,7 +90,7 @@ class Exchange:
         for number in range(len(self.sender.manifest.buckets)):
             payload, blob = await self._ask(number)
             body = {
-                "serialized_named_tensors": _entries(payload, blob, self.sender.welcome.world),
+                "serialized_named_tensors": _entries(payload, blob, self.sender.ranks),
                 "load_format": "flattened_bucket",
                 "flush_cache": False,
                 "abort_all_requests": False,

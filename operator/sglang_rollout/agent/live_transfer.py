@@ -147,7 +147,7 @@ class LiveTransfer:
             )
             welcome = _expect(Welcome, await link.receive(move.timeout_seconds))
             contents = _expect(Contents, await link.receive(move.timeout_seconds))
-            return Sender(address, link, welcome, Manifest.from_json(contents.manifest.encode()))
+            return Sender(address, link, ranks, welcome, Manifest.from_json(contents.manifest.encode()))
         except BaseException as error:
             await link.close()
             if isinstance(error, ManifestRefused):
