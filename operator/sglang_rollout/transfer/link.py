@@ -41,10 +41,12 @@ class Link:
         async with self._sending:
             try:
                 self._writer.write(encode(message, len(blob)))
-                await asyncio.wait_for(self._writer.drain(), self._silence)
+                async with asyncio.timeout(self._silence):
+                    await self._writer.drain()
                 for begin in range(0, len(blob), PIECE):
                     self._writer.write(blob[begin : begin + PIECE])
-                    await asyncio.wait_for(self._writer.drain(), self._silence)
+                    async with asyncio.timeout(self._silence):
+                        await self._writer.drain()
             except TimeoutError:
                 raise LinkLost(f"{self.peer} takes no more frames") from None
             except (OSError, RuntimeError) as error:
@@ -55,7 +57,8 @@ class Link:
         return (await self.receive_blob(timeout))[0]
 
     async def receive_blob(self, timeout: float) -> tuple[Message, bytes]:
-        frame = await asyncio.wait_for(self._frames.get(), timeout)
+        async with asyncio.timeout(timeout):  # not wait_for, which may lose a cancellation (Python 3.11)
+            frame = await self._frames.get()
         if isinstance(frame, LinkLost):
             self._frames.put_nowait(frame)  # whoever asks next hears it, too
             raise frame
@@ -69,7 +72,8 @@ class Link:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             self._writer.close()
-            await asyncio.wait_for(self._writer.wait_closed(), 1.0)
+            async with asyncio.timeout(1.0):
+                await self._writer.wait_closed()
 
     async def _read(self) -> None:
         try:

@@ -110,8 +110,11 @@ class Announced(Message):
 
 @dataclass(frozen=True)
 class Ready(Message):
+    """group: in which it is ready, since a bucket may be sent again in another."""
+
     kind: ClassVar[str] = "ready"
     number: int
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,10 +127,11 @@ class Go(Message):
 
 @dataclass(frozen=True)
 class Took(Message):
-    """The bucket is here, whole and equal to its digest."""
+    """The bucket is here, whole and equal to its digest. group as in Ready."""
 
     kind: ClassVar[str] = "ok"
     number: int
+    group: str = ""
 
 
 @dataclass(frozen=True)

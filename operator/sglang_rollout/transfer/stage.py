@@ -125,7 +125,7 @@ class StageWriter:
         self._placement = Placement(slot.regions)
         self._places: list[tuple[Bucket, int, int]] = []
         self._digests: dict[int, str] = {}
-        self._total = 0
+        self._sums: dict[int, int] = {}
         self._lock = threading.Lock()
         self._regions = stage.regions(slot)
         self.nonfinite: dict[str, int] = {}
@@ -154,7 +154,7 @@ class StageWriter:
                 raise BytesRefused(f"values that are Inf or NaN, of which the engine would die, in tensors {counts}")
         with self._lock:
             self._digests[number] = found.digest
-            self._total = (self._total + found.word_sum) % (1 << 64)
+            self._sums[number] = found.word_sum
             self.nonfinite |= found.nonfinite
 
     def seal(self, version: str, *, root: str = "", aliases: Mapping[str, str] | None = None) -> Manifest:
@@ -170,5 +170,6 @@ class StageWriter:
         if root and manifest.root != root:
             raise BytesRefused(f"the weights have digest {manifest.root[:12]} and were announced with {root[:12]}")
         whole_words = all(tensor.size % 8 == 0 for bucket in buckets for tensor in bucket.tensors)
-        self._stage.seal(self._slot, version, manifest, self._total if whole_words else None)
+        total = sum(self._sums.values()) % (1 << 64)
+        self._stage.seal(self._slot, version, manifest, total if whole_words else None)
         return manifest

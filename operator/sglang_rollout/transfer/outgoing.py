@@ -1,0 +1,107 @@
+"""A trainer's tensors as buckets of bytes that are ready to be sent. Needs torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from .digests import new_hash
+from .dtypes import DTYPES
+from .manifest import Bucket, ManifestRefused, Tensor, bucket_of, tensor_of
+from .transports import pieces_of
+
+_NAMES = {getattr(torch, kind.torch): name for name, kind in DTYPES.items() if hasattr(torch, kind.torch)}
+
+
+def described(name: str, tensor: Any) -> Tensor:
+    """Raises ManifestRefused for what cannot be sent."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ManifestRefused(f"{name!r} is a {type(tensor).__name__}: send torch tensors")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ManifestRefused(f"tensor {name} is on device {tensor.device}, it holds no bytes to send: materialise it")
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        raise ManifestRefused(f"tensor {name} is {tensor.layout} and not plain and dense: send it as such")
+    if type(tensor).__name__ == "DTensor":
+        raise ManifestRefused(f"tensor {name} is a shard (DTensor): gather it first, with full_tensor()")
+    if tensor.dtype not in _NAMES:
+        raise ManifestRefused(f"tensor {name} is of type {tensor.dtype}: use one of {', '.join(DTYPES)}")
+    if not tensor.is_contiguous():
+        raise ManifestRefused(f"tensor {name} is not contiguous: send tensor.contiguous()")
+    return tensor_of(name, _NAMES[tensor.dtype], list(tensor.shape))
+
+
+def buckets_of(named: Iterable[tuple[str, Any]], bucket_bytes: int) -> Iterator[TensorBucket]:
+    """As the tensors come; one that is larger than a bucket gets one of its own. Raises ManifestRefused."""
+    waiting: list[tuple[Tensor, torch.Tensor]] = []
+    size = 0
+    seen: set[str] = set()
+    for name, tensor in named:
+        one = described(name, tensor)
+        if name in seen:
+            raise ManifestRefused(f"tensor {name} is there twice: send each name once")
+        seen.add(name)
+        if waiting and size + one.size > bucket_bytes:
+            yield TensorBucket(waiting)
+            waiting, size = [], 0
+        waiting.append((one, tensor.detach()))
+        size += one.size
+    if waiting:
+        yield TensorBucket(waiting)
+
+
+class TensorBucket:
+    """Tensors in a bucket's order. They must not be written again before they are sent."""
+
+    def __init__(self, tensors: Sequence[tuple[Tensor, torch.Tensor]]) -> None:
+        self.bucket: Bucket = bucket_of([one for one, _ in tensors])
+        by_name = {one.name: tensor for one, tensor in tensors}
+        self._tensors = [by_name[one.name] for one in self.bucket.tensors]
+        # What computes them may still be under way on the stream of whoever made them.
+        self._made = [
+            torch.cuda.current_stream(device).record_event()
+            for device in {t.device for t in self._tensors if t.device.type == "cuda"}
+        ]
+
+    def pieces(self, *, gpu: bool) -> list[torch.Tensor]:
+        """Flat tensors of bytes, as pieces_of() cuts the bucket; in host memory unless `gpu`."""
+        for event in self._made:
+            event.synchronize()
+        flat = [tensor.reshape(-1).view(torch.uint8) for tensor in self._tensors]
+        offsets = [offset for _, offset in self.bucket.placed()]
+        found = []
+        for begin, size in pieces_of(self.bucket):
+            inside = [
+                one for one, offset in zip(flat, offsets, strict=True) if begin <= offset < begin + size and len(one)
+            ]
+            whole = inside[0] if len(inside) == 1 else torch.cat([_moved(one, gpu=gpu) for one in inside])
+            found.append(_moved(whole, gpu=gpu))
+        return found
+
+    def write_flat(self, into: torch.Tensor) -> None:
+        """Everything in one piece, `into` a buffer of bucket.size bytes (torch.uint8) anywhere. The bytes are there
+        when it returns."""
+        for event in self._made:
+            event.synchronize()
+        for tensor, (one, offset) in zip(self._tensors, self.bucket.placed(), strict=True):
+            into[offset : offset + one.size].copy_(tensor.reshape(-1).view(torch.uint8))
+        if into.device.type == "cuda":
+            torch.cuda.current_stream(into.device).synchronize()
+
+    def digest(self, algorithm: str, pieces: Sequence[torch.Tensor]) -> str:
+        state = new_hash(algorithm)
+        for piece in pieces:
+            state.update(memoryview(piece.numpy()))
+        return state.hexdigest()
+
+
+def _moved(tensor: torch.Tensor, *, gpu: bool) -> torch.Tensor:
+    if gpu:
+        return tensor if tensor.device.type == "cuda" else tensor.cuda()
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    host.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return host
