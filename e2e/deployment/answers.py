@@ -63,6 +63,17 @@ def side_by_side(answers: Iterable[Answer], order: Sequence[str]) -> list[tuple[
     return pairs
 
 
+def torn(answers: Iterable[Answer], order: Sequence[str]) -> list[Answer]:
+    """Answers whose tokens came from versions in another order than the fleet's, or that end with another version than
+    their label. A paused answer may go on with the next version: its spans say so."""
+
+    def told(one: Answer) -> bool:
+        ranks = [order.index(version) for version in one.spans if version in order]
+        return len(ranks) == len(one.spans) and ranks == sorted(ranks) and one.spans[-1:] in ((), (one.version,))
+
+    return [one for one in answers if one.ok and not told(one)]
+
+
 def mislabelled(answers: Iterable[Answer], fingerprints: Mapping[str, Sequence[float]]) -> list[Answer]:
     """Answers whose label differs from the weights that computed them. fingerprints: the prompt's log probabilities
     under each version's checkpoint, computed without SGLang. Answers that span versions are left out: their prompt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from e2e.deployment.answers import Answer, failures, mislabelled, other_than, side_by_side, versions
+from e2e.deployment.answers import Answer, failures, mislabelled, other_than, side_by_side, torn, versions
 
 FINGERPRINTS = {"1": (-1.0, -2.0), "2": (-4.0, -0.5)}
 
@@ -50,3 +50,9 @@ def test_failures_are_told_once_with_their_count() -> None:
 def test_versions_that_are_not_allowed_are_found_and_failures_are_not_taken_for_them() -> None:
     old = answer(0, 1, "1")
     assert other_than([old, answer(0, 1, "2"), Answer(0, 1, 503)], {"2"}) == [old]
+
+
+def test_versions_in_another_order_than_the_fleets_are_found() -> None:
+    back, beyond, other = (answer(0, 1, "1", spans=spans) for spans in (("2", "1"), ("1", "2"), ("7", "1")))
+    through = answer(0, 1, "3", spans=("1", "3"))
+    assert torn([back, beyond, other, through, answer(0, 1, "2")], ["1", "2", "3"]) == [back, beyond, other]
