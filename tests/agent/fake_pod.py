@@ -71,6 +71,7 @@ class FakePod:
         self.engine: FakeEngine | None = None
         self.record: EngineRecord | None = None
         self.kills: list[str] = []
+        self.refuses_kills = 0
         self.session: aiohttp.ClientSession | None = None
         self._agent: AsyncExitStack | None = None
         self._launcher: LocalServer | None = None
@@ -124,7 +125,11 @@ class FakePod:
             if message["startId"] != start_id:
                 return 409, {"error": "another start"}
             self.kills.append(message["reason"])
-            asyncio.run_coroutine_threadsafe(self.end_engine(message["reason"]), loop)
+            if self.refuses_kills:
+                self.refuses_kills -= 1
+                return 500, {"error": "told to refuse"}
+            failure = "" if message.get("ordered") else message["reason"]
+            asyncio.run_coroutine_threadsafe(self.end_engine(failure), loop)
             return 200, {}
 
         self._launcher = LocalServer(

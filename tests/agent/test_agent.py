@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from sglang_rollout.protocol import pod as paths
@@ -398,6 +399,75 @@ async def test_only_the_named_start_is_killed(serving: FakePod) -> None:
     await serving.launch()
     await serving.serving()
     assert len(serving.kills) == 1
+
+
+async def test_a_restart_waits_for_the_requests(serving: FakePod) -> None:
+    assert serving.engine is not None
+    assert serving.record is not None
+    rules = serving.engine.rules
+    running = asyncio.create_task(serving.generate(100))
+    await eventually(lambda: rules.running > 0)
+    await serving.put(serving.desired(restart_engine=serving.record.start_id))
+    assert len((await running)["versions"]) == 100
+    report = await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
+    assert report.engine.failure == "", "what is ordered is no failure"
+    assert "abort" not in rules.calls
+
+
+async def test_a_restart_lets_those_run_that_a_pause_holds(serving: FakePod) -> None:
+    assert serving.engine is not None
+    assert serving.record is not None
+    rules = serving.engine.rules
+    running = asyncio.create_task(serving.generate(100))
+    await eventually(lambda: rules.running > 0)
+    paused = Execution(ExecutionState.PAUSED)
+    await serving.put(serving.desired(execution=paused))
+    await serving.until(lambda r: r.engine.paused)
+    await serving.put(serving.desired(execution=paused, restart_engine=serving.record.start_id))
+    assert len((await running)["versions"]) == 100
+    await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
+
+
+async def test_a_restart_aborts_what_takes_too_long(serving: FakePod) -> None:
+    assert serving.engine is not None
+    assert serving.record is not None
+    rules = serving.engine.rules
+    running = asyncio.create_task(serving.generate(100_000))
+    await eventually(lambda: rules.running > 0)
+    await serving.put(serving.desired(restart_engine=serving.record.start_id))
+    assert (await running)["meta_info"]["finish_reason"] == {"type": "abort"}
+    await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
+
+
+async def test_a_restart_finishes_nothing_by_weights_that_the_fleet_has_left(
+    serving: FakePod, versions: Versions
+) -> None:
+    assert serving.engine is not None
+    assert serving.record is not None
+    rules = serving.engine.rules
+    running = asyncio.create_task(serving.generate(100_000))
+    await eventually(lambda: rules.running > 0)
+    await serving.put(serving.desired(boot=versions("2"), restart_engine=serving.record.start_id))
+    await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
+    assert rules.calls == []
+    with pytest.raises(aiohttp.ClientError):
+        await running
+
+
+async def test_a_restart_that_the_launcher_did_not_carry_out_is_asked_for_again(serving: FakePod) -> None:
+    assert serving.record is not None
+    serving.refuses_kills = 2
+    await serving.put(serving.desired(restart_engine=serving.record.start_id))
+    await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
+    assert serving.kills == ["the operator ordered a restart"] * 3
+
+
+async def test_an_engine_that_does_not_tell_its_requests_is_restarted_all_the_same(serving: FakePod) -> None:
+    assert serving.engine is not None
+    assert serving.record is not None
+    serving.engine.failures["/v1/loads"] = [500] * 1000
+    await serving.put(serving.desired(restart_engine=serving.record.start_id))
+    await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
 
 
 async def test_a_wedged_engine_is_killed(serving: FakePod) -> None:

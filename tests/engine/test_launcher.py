@@ -208,6 +208,20 @@ def test_a_kill_of_this_start_leaves_nothing(place: Pod) -> None:
     assert gone(child)
 
 
+def test_an_end_that_was_ordered_is_no_failure(place: Pod) -> None:
+    place.serve_agent()
+    place.start(SERVER)
+    place.line_with("child")
+    started = place.record
+    order = {"startId": started.start_id, "reason": "the operator ordered a restart", "ordered": True}
+    assert call(place.folder / pod.LAUNCHER_SOCKET, "POST", pod.PATH_KILL, order, 5)[0] == 200
+    code, _ = place.wait()
+    assert code == 0
+    assert place.record.exited
+    assert place.record.failure == ""
+    assert gone(started.pid)
+
+
 def test_sigterm_ends_it_cleanly(place: Pod) -> None:
     place.serve_agent()
     place.start(SERVER)

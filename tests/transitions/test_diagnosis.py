@@ -40,6 +40,9 @@ CASES = [
         pod(ContainerView("engine", waiting="CrashLoopBackOff", exit_code=137, exit_reason="OOMKilled")),
         "pod f-e0-0, container engine: exited with code 137: OOMKilled",
     ),
+    # An engine that was told to start again.
+    (pod(ContainerView("engine", exit_code=0, exit_reason="Completed")), ""),
+    (pod(ContainerView("engine", waiting="CrashLoopBackOff", exit_code=0, exit_reason="Completed")), ""),
     # It runs again: what ended before is history.
     (pod(ContainerView("engine", running=True, exit_code=137, exit_reason="Error")), ""),
 ]

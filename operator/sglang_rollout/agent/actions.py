@@ -85,7 +85,10 @@ class LookAfter:
 
 @dataclass(frozen=True)
 class Kill:
+    """ordered: it is wanted, so it is no failure of the engine."""
+
     reason: str
+    ordered: bool = False
 
 
 Action = (

@@ -49,6 +49,7 @@ class Actor:
         self._reference = reference
         self._clock = clock
         self._rank = settings.rank
+        self._drain_seconds = settings.drain_seconds
         self._memory = MemorySteps(watch, journal, clock)
         self._one_shots = OneShotSteps(watch, journal, settings, clock)
         self._progress: Progress | None = None
@@ -111,6 +112,7 @@ class Actor:
             emptying=self._memory.emptying,
             operations=tuple(journal.operations),
             operation_look_at=self._one_shots.look_at,
+            drain_seconds=self._drain_seconds,
         )
 
     async def perform(self, action: actions.Action, situation: Situation) -> bool:

@@ -96,9 +96,6 @@ class Control:
         if desired != self.desired:
             self._actor.remember(desired=desired)
             self._actor.save()
-        present = self._watch.record.start_id if self._watch.record else ""
-        if desired.restart_engine and desired.restart_engine == present:
-            self._kill("the operator ordered a restart")
         self._woken.set()
         self._publish()
         return self.board.report
@@ -209,7 +206,7 @@ class Control:
             if action == last:
                 return REPEAT_SECONDS
             if isinstance(action, actions.Kill):
-                self._kill(action.reason)
+                self._kill(action.reason, ordered=action.ordered)
                 return REPEAT_SECONDS
             self._message = f"step: {type(action).__name__}"
             if isinstance(action, _STOPPING):
@@ -228,7 +225,7 @@ class Control:
         joined = self._actor.journal.joined
         group = self.desired.group if self.desired else None
         if joined and group and joined.start_id == self._facts.start_id and joined.group != group:
-            self._kill("its group is of another incarnation now")
+            self._kill("its group is of another incarnation now", ordered=True)
         await self._look_at_load()
 
     async def _look_at_load(self) -> None:
@@ -263,7 +260,7 @@ class Control:
                 log.info("%s", error)
                 continue
             if found.start_id and found.start_id != joined.rank0_start_id:
-                self._kill("rank 0 of its engine started again")
+                self._kill("rank 0 of its engine started again", ordered=True)
 
     # --- the engine's end ---
 
@@ -278,7 +275,8 @@ class Control:
     def _on_wedged(self, sentence: str) -> None:
         self._kill(sentence, probe=True)
 
-    def _kill(self, reason: str, probe: bool = False) -> None:
+    def _kill(self, reason: str, probe: bool = False, ordered: bool = False) -> None:
+        """Tried once: whoever wants it asks again as long as the engine lives."""
         start = self._watch.record.start_id if self._watch.record else ""
         if not start or self._killing == start or self._facts.state is EngineState.ABSENT:
             return
@@ -290,7 +288,7 @@ class Control:
 
         async def kill() -> None:
             try:
-                await self._watch.kill(start, reason)
+                await self._watch.kill(start, reason, ordered)
             except EngineError as error:
                 log.error("cannot kill the engine: %s", error)
                 self._killing = ""

@@ -96,9 +96,9 @@ class EngineWatch:
         """Puts in what an answer of the engine has just said, ahead of the next observation."""
         self._facts = replace(self._facts, **read)  # type: ignore[arg-type]
 
-    async def kill(self, start_id: str, reason: str) -> None:
+    async def kill(self, start_id: str, reason: str, ordered: bool) -> None:
         """Through the launcher. Raises EngineError when it does not answer."""
-        order = to_wire(KillOrder(start_id, reason))
+        order = to_wire(KillOrder(start_id, reason, ordered))
         try:
             status, text = await self._launcher("POST", pod.PATH_KILL, order)
         except TimeoutError as error:

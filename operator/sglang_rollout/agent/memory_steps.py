@@ -36,8 +36,9 @@ class MemorySteps:
         move that the release waits for."""
         order = situation.desired.memory
         wanted = frozenset(order.released) if order else frozenset()
+        releases = bool(wanted - situation.released) and not residency.refusal(situation)
         other = self.emptying is not None and self.emptying.start_id != situation.facts.start_id
-        if other or not wanted - situation.released or residency.refusal(situation):
+        if other or not (releases or situation.restart_ordered):
             self.emptying = None
 
     def not_empty_any_more(self) -> None:
@@ -46,11 +47,12 @@ class MemorySteps:
             self.emptying = replace(self.emptying, emptied=False)
 
     async def look(self, situation: Situation) -> None:
-        load = await self._watch.engine.load()
         now = self._clock()
-        start = situation.facts.start_id
-        began_at = self.emptying.began_at if self.emptying else now
-        self.emptying = Emptying(start, began_at, now, load.requests)
+        # One that does not tell may have some: their time runs.
+        began = self.emptying or Emptying(situation.facts.start_id, now, now, 1)
+        self.emptying = replace(began, looked_at=now)
+        load = await self._watch.engine.load()
+        self.emptying = replace(self.emptying, looked_at=self._clock(), requests=load.requests, emptied=False)
 
     async def empty(self, situation: Situation) -> None:
         """The engine's own word counts, by a flush: its condition is that of a release, and counts of requests stand

@@ -1,9 +1,10 @@
 """What to do next with one engine: a pure function of its situation. It is asked again after every step, so a step that
 was lost is simply planned again.
 
-In this order: what cannot be known any more is started again; a dirty engine (an apply was begun and not read back) is
-paused whatever is asked, and applied again; a weight move, as far as its `until` allows; memory; one-shot operations;
-then the level that `execution` asks for. Only an abort of all requests waits for none of these: it may free them.
+In this order: what is ordered to start again, or cannot be known any more, does; a dirty engine (an apply was begun
+and not read back) is paused whatever is asked, and applied again; a weight move, as far as its `until` allows; memory;
+one-shot operations; then the level that `execution` asks for. Only an abort of all requests waits for none of these: it
+may free them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.report import TURNED_INTO_RETRACT, EngineState
 from sglang_rollout.protocol.weights import PauseMode, Step
 
-from . import one_shots, residency
+from . import one_shots, residency, restarts
 from .actions import Action, Apply, Continue, Flush, Nothing, Pause, Prepare
 from .situation import Situation, in_place_ends_at, stronger, weaker
 
@@ -21,6 +22,8 @@ MAX_APPLIES = 2  # once, and once more from scratch
 
 
 def next_action(situation: Situation) -> Action:
+    if restart := restarts.next_step(situation):
+        return restart
     if situation.facts.state is not EngineState.SERVING:
         return Nothing()
     if situation.desired.hands_off:

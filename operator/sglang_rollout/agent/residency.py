@@ -40,7 +40,7 @@ def next_step(situation: Situation) -> Action | None:
     missing = wanted - situation.released
     if not missing or refusal(situation):
         return None
-    if not situation.shut and (waiting := _empty_by_itself(situation, order.drain_seconds)):
+    if not situation.shut and (waiting := empty_by_itself(situation, order.drain_seconds)):
         return waiting
     if weaker(situation.pause, PauseMode.RETRACT):
         return Pause(PauseMode.RETRACT)
@@ -49,9 +49,9 @@ def next_step(situation: Situation) -> Action | None:
     return next(Release(tags) for group in _RELEASES if (tags := tuple(tag for tag in group if tag in missing)))
 
 
-def _empty_by_itself(situation: Situation, seconds: float) -> Action | None:
-    """None when no request is left, or the time for that is over, or it was seen already. Counts stand still under a
-    pause, so they are of its beginning."""
+def empty_by_itself(situation: Situation, seconds: float) -> Action | None:
+    """Lets requests end, for so long. None when no request is left, or the time for that is over, or it was seen
+    already. Counts stand still under a pause, so they are of its beginning."""
     emptying, now = situation.emptying, situation.now
     if situation.pause is PauseMode.ABORT:
         return None

@@ -82,7 +82,8 @@ class Situation:
     """pause: how the engine is paused now, None when it runs; paused_since: when, by the monotonic clock; turned: in
     place of a pause in place. dirty: its bytes may be of any version; applying: because they are being put in right
     now. released: also what a call that was begun may have released; unsure: there is such a call, and nobody waits
-    for its answer any more. void: why its bytes are no weights at all."""
+    for its answer any more. void: why its bytes are no weights at all. drain_seconds: that requests may take to end
+    before the engine does."""
 
     desired: AgentDesired
     facts: EngineFacts
@@ -100,10 +101,16 @@ class Situation:
     emptying: Emptying | None = None
     operations: tuple[OperationRecord, ...] = ()
     operation_look_at: float = 0.0
+    drain_seconds: float = 45.0
 
     @property
     def move(self) -> WeightMove | None:
         return self.desired.move
+
+    @property
+    def restart_ordered(self) -> bool:
+        """Of the process that is there now."""
+        return self.facts.start_id != "" and self.desired.restart_engine == self.facts.start_id
 
     @property
     def at_target(self) -> bool:

@@ -45,6 +45,7 @@ class Launcher:
         self._start_id = secrets.token_hex(8)
         self._events: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._kill_reason = ""
+        self._ordered = False
         self._stopping = False
         self._started = False
         self._pump: LogPump | None = None
@@ -177,6 +178,7 @@ class Launcher:
             return 409, {"error": f"this is start {self._start_id}, not {message.get('startId')!r}"}
         log.warning("killing the engine: %s", message.get("reason"))
         self._kill_reason = str(message.get("reason") or "no reason given")
+        self._ordered = bool(message.get("ordered"))
         self._events.put("kill")
         return 200, {}
 
@@ -190,7 +192,7 @@ class Launcher:
         assert self._pump is not None
         self._pump.join(timeout=5.0)
         lines = self._pump.lines()
-        if self._stopping and not self._kill_reason:
+        if self._ordered or (self._stopping and not self._kill_reason):
             failure = ""
         elif self._kill_reason:
             words = last_words(lines)

@@ -47,7 +47,9 @@ class EngineRecord:
 
 @dataclass(frozen=True)
 class KillOrder:
-    """POST /v1/kill from the agent: ends the engine if it is still this start, with the reason for its log."""
+    """POST /v1/kill from the agent: ends the engine if it is still this start, with the reason for its log. ordered:
+    it is to start again, and its end is no failure."""
 
     start_id: str
     reason: str
+    ordered: bool = False

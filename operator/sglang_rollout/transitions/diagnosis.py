@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..api.names import CONTAINER_ENGINE
 from .engines import EngineView
 from .observed import ContainerView, Observed, PodView
 
@@ -60,6 +61,8 @@ def pod_problem(pod: PodView) -> str:
 def _container_problem(container: ContainerView) -> str:
     if container.waiting in STUCK_REASONS:
         return f"{container.waiting}: {container.waiting_message or 'see kubectl describe pod'}"
+    if container.name == CONTAINER_ENGINE and container.exit_code == 0:
+        return ""  # only an engine that was told to end ends so: the kubelet starts it again, maybe after a while
     failed = container.exit_code not in (None, 0)
     if container.waiting == "CrashLoopBackOff" or (failed and not container.running):
         said = container.exit_message.strip().splitlines()

@@ -149,7 +149,7 @@ def _engine_message(engine: EngineView, group: GroupState, facts: FleetFacts) ->
     if engine.serving and engine.version != facts.weights.version:
         return f"at version {engine.version}, moving to {facts.weights.version}"
     said = [report.message for report in engine.reports.values() if report.message]
-    return said[0] if said else "starting"
+    return said[0] if said else "starting again" if engine.record.incarnation > 1 else "starting"
 
 
 def _memory_status(wanted: Collection[EngineView]) -> MemoryStatus:
