@@ -21,9 +21,13 @@ class Versions:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._fills: dict[str, int] = {}
 
     def __call__(self, label: str) -> WeightVersion:
-        return WeightVersion(label, str(checkpoints.write(self._folder / f"v{label}")))
+        """Each of other bytes."""
+        self._fills.setdefault(label, len(self._fills) + 1)
+        folder = checkpoints.write(self._folder / f"v{label}", fill=self._fills[label])
+        return WeightVersion(label, str(folder))
 
 
 @pytest.fixture(autouse=True)

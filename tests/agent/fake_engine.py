@@ -8,12 +8,14 @@ kills it. `release` says whose rules: those of 0.5.17 differ.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import random
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ from aiohttp import web
 from sglang_rollout.agent.checkpoint import CheckpointRefused, compare, read_checkpoint
 from sglang_rollout.agent.sglang_versions import NEWEST, Release
 from sglang_rollout.protocol.memory import MemoryTag
+from sglang_rollout.transfer.hook_call import Action, HookCall
+from sglang_rollout.transfer.hook_report import HookReport, write_report
+from sglang_rollout.transfer.stage_index import StageUnusable, read_index, read_manifest
 
 LOST, RANDOM = "released without a backup", "reset"
 
@@ -61,12 +66,20 @@ class EngineRules:
     cached: bool = False  # there is a KV cache of the present weights
     stale: bool = False  # there is one of earlier weights
     tokens: int = 0
+    stage: Path | None = None  # the folder that its weight loader reads, None without one
+    session: bool = False  # of weight updates, open
+    layouts: set[str] = field(default_factory=set)  # that the loader has rehearsed
+    ranks: int = 1
+    silent_ranks: int = 0  # whose loader writes no report
+    refuses: str = ""  # what the loader says of any weights that it is asked about
     served: list[str] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.path = self.boot_path
+        self.identity = self.boot_path  # of the bytes: a folder, or the root that they were applied from
+        self.labels = {self.boot_path: self.version}  # by identity
         self.held = {self.boot_path}
 
     # --- reading ---
@@ -77,7 +90,7 @@ class EngineRules:
 
     @property
     def mixed(self) -> bool:
-        return self.held != {self.path}
+        return self.held != {self.identity} or self.labels.get(self.identity) != self.version
 
     def token(self) -> bool:
         """One token for somebody, if the engine generates now; checks that it is of one version, truly labelled."""
@@ -239,11 +252,82 @@ class EngineRules:
             return False
         self.stale = self.stale or self.cached
         self.held = {path}
-        self.path = path
+        self.path = self.identity = path
         self.served_name = path
         if version is not None:
             self.version = version
+        self.labels[path] = self.version
         return True
+
+    # --- updates by tensor, of which all come from our weight loader ---
+
+    def begin_session(self) -> str:
+        self.calls.append("begin")
+        if self.session:
+            return "a weight-update session is already open; call end_weight_update() first"
+        self.session = True
+        return ""
+
+    def end_session(self) -> str:
+        self.calls.append("end")
+        if not self.session:
+            return "no weight-update session is open; call begin_weight_update() first"
+        self.session = False
+        return ""
+
+    def label(self, version: str) -> None:
+        self.calls.append(f"label {version}")
+        self.version = version
+
+    def begin_hook(self, call: HookCall) -> HookReport:
+        """A report with a problem when it ends here."""
+        self.calls.append(f"hook {call.action}")
+        report = HookReport(call.transaction, str(call.action), 0, self.ranks, "Tiny", 1, call.version, call.root)
+        if self.stage is None:
+            self._die(f"a call of a loader that it does not have: {call}")
+        if self.release.weight_session and not self.session:
+            self.violations.append("an update by tensor outside a session")
+        if call.action is Action.REGISTER:
+            if self.running and self.pause_mode is None:
+                self.violations.append("an update that waits for running requests")
+            return report
+        if self.pause_mode is None:
+            self.violations.append(f"a {call.action} on a running engine")
+        try:
+            assert self.stage is not None
+            manifest = read_manifest(self.stage, read_index(self.stage).holding(call.root))
+        except StageUnusable as error:
+            return replace(report, problem=str(error))
+        if self.refuses:
+            return replace(report, problem=self.refuses)
+        self.layouts.add(manifest.layout)
+        if call.action is Action.APPLY:
+            if self.in_flight:
+                self.violations.append("weights were loaded under a step in flight")
+            if MemoryTag.WEIGHTS in self.released:
+                self._die("weights were loaded where there is no memory for them")
+            self.held = self.held | {call.root}
+        return replace(report, layouts=tuple(self.layouts))
+
+    def end_hook(self, call: HookCall, report: HookReport) -> HookReport:
+        if call.action is not Action.APPLY or report.problem:
+            return report
+        if self.fails_to_load:
+            self.fails_to_load -= 1
+            return replace(report, problem="half of them", written=True)
+        assert self.stage is not None
+        if not any(slot.sealed and slot.sealed.root == call.root for slot in read_index(self.stage).slots):
+            return replace(report, problem="the stage was given up", written=True)
+        self.stale = self.stale or self.cached
+        self.held = {call.root}
+        self.identity = call.root
+        self.labels[call.root] = call.version
+        return replace(report, written=True, compared="equal")
+
+    def say(self, report: HookReport) -> None:
+        assert self.stage is not None
+        for rank in range(self.ranks - self.silent_ranks):
+            write_report(self.stage, replace(report, rank=rank))
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -253,6 +337,10 @@ ADMIN = {
     "/flush_cache",
     "/abort_request",
     "/update_weights_from_disk",
+    "/begin_weight_update",
+    "/end_weight_update",
+    "/update_weights_from_tensor",
+    "/update_weight_version",
     "/weights_checker",
     "/release_memory_occupation",
     "/resume_memory_occupation",
@@ -316,6 +404,10 @@ class FakeEngine:
             ("POST", "/start_profile", self._start_profile),
             ("POST", "/stop_profile", self._stop_profile),
             ("POST", "/update_weights_from_disk", self._update),
+            ("POST", "/begin_weight_update", self._begin),
+            ("POST", "/end_weight_update", self._end),
+            ("POST", "/update_weights_from_tensor", self._update_by_tensor),
+            ("POST", "/update_weight_version", self._label),
         ):
             app.router.add_route(method, path, handler)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.01)
@@ -371,6 +463,7 @@ class FakeEngine:
             {
                 "version": self.version or str(self.rules.release),
                 "watchdog_timeout": self.rules.watchdog_seconds,
+                "tp_size": self.rules.ranks,
                 "admin_api_key": self.rules.admin_key,
             }
         )
@@ -462,3 +555,39 @@ class FakeEngine:
         if not self.rules.end_load(path, body["weight_version"]):
             return web.json_response({"success": False, "message": "half of them"}, status=400)
         return web.json_response({"success": True, "message": "Succeeded.", "num_paused_requests": 0})
+
+    async def _begin(self, request: web.Request) -> web.Response:
+        assert (await request.json()) == {"selector": "all"}
+        return _success(self.rules.begin_session())
+
+    async def _end(self, request: web.Request) -> web.Response:
+        return _success(self.rules.end_session())
+
+    async def _label(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["abort_all_requests"] is False
+        self.rules.label(body["new_version"])
+        return _success("")
+
+    async def _update_by_tensor(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert len(body["serialized_named_tensors"]) == self.rules.ranks
+        call = HookCall.from_name(_name_in(base64.b64decode(body["serialized_named_tensors"][0])))
+        report = self.rules.begin_hook(call)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(self.load_seconds if call.action is Action.APPLY else 0.0)
+        if not self.rules.alive:
+            raise EngineDied
+        self.rules.say(self.rules.end_hook(call, report))
+        return _success("")
+
+
+def _success(problem: str) -> web.Response:
+    return web.json_response({"success": not problem, "message": problem}, status=400 if problem else 200)
+
+
+def _name_in(pickled: bytes) -> str:
+    """The one name in the pickle of hook_call.request_body."""
+    begin = pickled.index(b"X") + 1
+    (length,) = struct.unpack_from("<I", pickled, begin)
+    return pickled[begin + 4 : begin + 4 + length].decode()

@@ -113,11 +113,14 @@ class FakePod:
 
     async def run_engine(self, start_id: str, order: LaunchOrder, **rules: Any) -> FakeEngine:
         rules = {"backup": order.launch.weights_backup, **rules}
+        rules.setdefault("stage", self.settings.stage.folder if self.settings.stage.medium != "None" else None)
         made = EngineRules(order.model_path, order.weight_version, f"d-{start_id}", f"a-{start_id}", **rules)
         self.engine = FakeEngine(made, self.settings.engine_port)
         self.engine.on_death = self._died
         await self.engine.start()
-        self.record = EngineRecord(start_id, "2026-01-01T00:00:00", order, made.data_key, made.admin_key, pid=1)
+        self.record = EngineRecord(
+            start_id, "2026-01-01T00:00:00", order, made.data_key, made.admin_key, made.stage is not None, 1
+        )
         self._write_record()
         loop = asyncio.get_running_loop()
 

@@ -20,12 +20,17 @@ from hypothesis import strategies as st
 from sglang_rollout.agent import actions, memory_steps, plan, residency
 from sglang_rollout.agent.actor import Actor
 from sglang_rollout.agent.checkpoint import CheckpointRefused
+from sglang_rollout.agent.fault_points import FaultPoints
 from sglang_rollout.agent.journal import JournalFile
+from sglang_rollout.agent.live_transfer import LiveTransfer
 from sglang_rollout.agent.move_report import move_report
-from sglang_rollout.agent.settings import AgentSettings
+from sglang_rollout.agent.move_steps import MoveSteps
+from sglang_rollout.agent.settings import AgentSettings, StageSettings
 from sglang_rollout.agent.sglang import Answer, CacheBusy, EngineError, EngineUnreachable, Load, ModelInfo, ServerInfo
 from sglang_rollout.agent.sglang_versions import NEWEST, OLDEST, Release
 from sglang_rollout.agent.situation import EngineFacts, Situation
+from sglang_rollout.agent.stage_room import StageRoom
+from sglang_rollout.agent.staging import Staging
 from sglang_rollout.protocol.desired import AgentDesired, Execution, ExecutionState
 from sglang_rollout.protocol.launch import EngineRecord, LaunchOrder
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
@@ -267,7 +272,13 @@ class World:
     def start_agent(self) -> Actor:
         journal = FaultyJournal(self._folder / "journal.json", self.faults)
         settings = AgentSettings(rank=0, nodes=1, pod_uid="u", pod_ip="", profile_dir=self._folder / "profiles")
-        self.actor = Actor(self, journal, Reference(self.refused), lambda: self.now, settings)  # type: ignore[arg-type]
+        faults = FaultPoints()
+        reference: Any = Reference(self.refused)
+        watch: Any = self
+        nothing: Any = None
+        staging = Staging(settings, StageRoom(StageSettings()), nothing, faults)
+        moves = MoveSteps(watch, journal, reference, settings, staging, nothing, LiveTransfer(""), faults)
+        self.actor = Actor(watch, journal, moves, lambda: self.now, settings, faults)
         return self.actor
 
     async def order(self, desired: AgentDesired) -> None:

@@ -19,7 +19,10 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Prepare:
+    """Begins it where it takes long: it goes on in the background. ahead: nothing is moved yet."""
+
     move: WeightMove
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,13 @@ class Flush:
     """force: what holds the cache is aborted, since an engine without whole weights cannot run on to free it."""
 
     force: bool = False
+
+
+@dataclass(frozen=True)
+class Check:
+    """Whether every rank of the paused engine can take what is staged; nothing is written."""
+
+    move: WeightMove
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,7 @@ Action = (
     | Prepare
     | Pause
     | Flush
+    | Check
     | Apply
     | Continue
     | LookAtLoad

@@ -7,20 +7,24 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from sglang_rollout.protocol.desired import AgentDesired
-from sglang_rollout.protocol.weights import PauseMode, Step, WeightMove, WeightVersion
+from sglang_rollout.protocol.report import StageReport
+from sglang_rollout.protocol.weights import PauseMode, Step, WeightMove
 from sglang_rollout.protocol.wire import MalformedMessage
+from sglang_rollout.transfer.stage_index import StageUnusable
 
 from . import actions
 from .checkpoint import CheckpointRefused
 from .engine_watch import EngineWatch
+from .fault_points import FaultPoints
 from .journal import Journal, JournalFile, OpenApply, PauseMark
 from .memory_steps import MemorySteps
 from .move_report import reached
+from .move_steps import MoveSteps, Untouched
 from .one_shot_steps import OneShotSteps
-from .reference import ReferenceFile
+from .plan import MAX_APPLIES
+from .preparations import Preparations
 from .settings import AgentSettings
 from .sglang import CacheBusy, EngineError
 from .situation import EngineFacts, Progress, Situation, in_force, may_abort
@@ -34,31 +38,38 @@ FLUSH_HINT = "; this SGLang cannot flush while requests are queued: set weights.
 
 
 class Actor:
-    """The state of one engine's pause, move, memory and operations, and the steps that change it."""
+    """The state of one engine's pause, move, memory and operations, and the steps that change it. `tell` is called when
+    what goes on in the background is to be looked at."""
 
     def __init__(
         self,
         watch: EngineWatch,
         journal: JournalFile,
-        reference: ReferenceFile,
+        moves: MoveSteps,
         clock: Callable[[], float],
         settings: AgentSettings,
+        faults: FaultPoints,
     ) -> None:
         self._watch = watch
         self._journal = journal
-        self._reference = reference
+        self._moves = moves
         self._clock = clock
         self._rank = settings.rank
         self._drain_seconds = settings.drain_seconds
+        self._faults = faults
         self._memory = MemorySteps(watch, journal, clock)
         self._one_shots = OneShotSteps(watch, journal, settings, clock)
-        self._progress: Progress | None = None
+        self._preparations = Preparations(watch, journal, moves, clock, settings.rank)
         self._continued_start = ""
         self._applying = False
 
     @property
     def journal(self) -> Journal:
         return self._journal.now
+
+    @property
+    def _progress(self) -> Progress | None:
+        return self._preparations.progress
 
     def remember(self, **changes: object) -> None:
         """To be written by save(), at the latest before the next step that cannot be undone."""
@@ -70,11 +81,28 @@ class Actor:
     def when_saved(self, tell: Callable[[], None]) -> None:
         self._journal.when_saved(tell)
 
+    def when_prepared(self, tell: Callable[[], None]) -> None:
+        self._preparations.when_changed(tell)
+
+    async def close(self) -> None:
+        await self._preparations.close()
+
+    def stage_report(self) -> StageReport:
+        return self._moves.report()
+
+    def must_register(self, facts: EngineFacts) -> bool:
+        return self._moves.must_register(facts)
+
+    async def register(self, facts: EngineFacts) -> None:
+        await self._faults.at("register:before")
+        await self._moves.register(facts)
+        await self._faults.at("register:after")
+
     def situation(self, desired: AgentDesired, facts: EngineFacts) -> Situation:
         """What the plan is made from; state of an engine start that is over is dropped here."""
         if facts.start_id:
             self._journal.forget_older_starts(facts.start_id)
-        self._follow(desired.move, facts.start_id)
+        self._preparations.follow(desired, facts.start_id)
         situation = self._view(desired, facts)
         self._memory.follow(situation)
         self._one_shots.follow(situation)
@@ -83,18 +111,19 @@ class Actor:
                 self._note(aborted=True)
             if reached(situation) is Step.CONTINUE:
                 self._note(continued=True)
+        self._preparations.end_unwanted(situation)
         return self._view(desired, facts)
-
-    def _follow(self, move: WeightMove | None, start_id: str) -> None:
-        if move is None:
-            self._progress = None
-        elif self._progress is None or (self._progress.move_id, self._progress.start_id) != (move.id, start_id):
-            self._progress = Progress(move.id, start_id)
 
     def _view(self, desired: AgentDesired, facts: EngineFacts) -> Situation:
         journal = self.journal
-        mark, held = journal.pause, journal.residency
+        mark, held, weights = journal.pause, journal.residency, journal.held
         continued = self._continued_start == facts.start_id != ""
+        told = weights is not None and (weights.start_id, weights.weights.version) == (
+            facts.start_id,
+            facts.weights.version,
+        )
+        if weights is not None and told:
+            facts = replace(facts, weights=weights.weights)
         return Situation(
             desired=desired,
             facts=facts,
@@ -113,32 +142,52 @@ class Actor:
             operations=tuple(journal.operations),
             operation_look_at=self._one_shots.look_at,
             drain_seconds=self._drain_seconds,
+            held_root=weights.root if weights is not None and told else "",
+            ahead=self._preparations.ahead,
+            background=self._preparations.busy,
         )
 
     async def perform(self, action: actions.Action, situation: Situation) -> bool:
         """True if the step is done; otherwise the state says what went wrong and when to try again."""
+        self._faults.engine_pid = self._watch.record.pid if self._watch.record else 0
+        step = type(action).__name__.lower()
+        ahead = isinstance(action, actions.Prepare) and action.ahead
+        await self._faults.at(f"{step}:before")
         try:
             await self._do(action, situation)
         except CheckpointRefused as refusal:
             log.warning("refused: %s", refusal)
-            self._note(error=str(refusal), refused=True)
+            if ahead:
+                self._preparations.note_ahead(error=str(refusal), refused=True)
+            else:
+                self._note(error=str(refusal), refused=True)
             return False
         except CacheBusy as error:
             self._postpone(error, situation)
             return False
-        except (EngineError, OSError, MalformedMessage, TimeoutError) as error:
-            self._fail(f"{type(action).__name__.lower()}: {error or type(error).__name__}", situation)
+        except (EngineError, OSError, MalformedMessage, StageUnusable, TimeoutError) as error:
+            problem = f"{step}: {error or type(error).__name__}"
+            if ahead:
+                log.warning("%s", problem)
+                self._preparations.note_ahead(problem=problem, retry_at=self._clock() + RETRY_SECONDS)
+            else:
+                self._fail(problem, situation)
             return False
+        await self._faults.at(f"{step}:after")
         return True
 
     async def _do(self, action: actions.Action, situation: Situation) -> None:
         match action:
-            case actions.Prepare(move):
-                await self._prepare(move)
+            case actions.Prepare(move, ahead):
+                await self._preparations.begin(move, ahead, situation)
             case actions.Pause(mode, turned):
                 await self._pause(mode, turned, situation)
             case actions.Flush(force):
                 await self._flush(force)
+            case actions.Check(move):
+                assert self._progress is not None
+                await self._moves.check(move, self._progress.way, self._progress.root, situation)
+                self._note(checked=True, problem="")
             case actions.Apply(move):
                 await self._apply(move, situation)
             case actions.Continue():
@@ -155,15 +204,6 @@ class Actor:
                 await self._one_shots.begin(operation, situation)
             case actions.LookAfter(operation, end):
                 await self._one_shots.look_after(operation, end, situation)
-
-    async def _prepare(self, move: WeightMove) -> None:
-        began = self._clock()
-        self._note(began_at=self._began())
-        record = self._watch.record
-        assert record is not None
-        check = asyncio.to_thread(self._reference.check, record, Path(move.weights.path))
-        await asyncio.wait_for(check, move.timeout_seconds)
-        self._note(prepared=True, problem="", began_at=None, prepare_seconds=round(self._clock() - began, 4))
 
     async def _pause(self, mode: PauseMode, turned: bool, situation: Situation) -> None:
         if situation.moving:
@@ -192,28 +232,32 @@ class Actor:
         self._note(flushed=True, problem="")
 
     async def _apply(self, move: WeightMove, situation: Situation) -> None:
-        engine = self._watch.engine
+        progress = self._progress
+        assert progress is not None
         if situation.pause is PauseMode.IN_PLACE:
-            await engine.fence()
+            await self._watch.engine.fence()
+        before = self.journal.open_apply
         self._applying = True
         try:
-            self.remember(open_apply=OpenApply(situation.facts.start_id, move.id, move.weights))
+            self.remember(open_apply=OpenApply(situation.facts.start_id, move.id, move.weights, progress.root))
             self.save()
-            await engine.load_from_disk(move.weights, move.timeout_seconds)
-            info = await engine.model_info()
-            held = WeightVersion(info.version, info.path)
-            if held != move.weights:
-                raise EngineError(f"the engine says that it holds {held.version!r} from {held.path}")
+            await self._faults.at("apply:begun")
+            held = await self._moves.apply(move, progress.way, progress.root, situation)
         except EngineError as error:
-            assert self._progress is not None
-            self._note(failures=self._progress.failures + 1, prepared=False, flushed=False)
-            raise EngineError(f"version {move.weights.version!r}: {error}") from error
+            problem = f"version {move.weights.version!r}: {error}"
+            if isinstance(error, Untouched):
+                self.remember(open_apply=before)
+            failures = progress.failures + 1
+            # What has not begun is given up; what has is repeated, or reported as dirty.
+            given_up = problem if self.journal.open_apply is None and failures >= MAX_APPLIES else ""
+            self._note(failures=failures, prepared=False, checked=False, flushed=False, error=given_up)
+            raise EngineError(problem) from error
         finally:
             self._applying = False
         residency = self.journal.residency
-        self.remember(open_apply=None, residency=replace(residency, void="") if residency else None)
+        self.remember(open_apply=None, held=held, residency=replace(residency, void="") if residency else None)
         self.save()
-        self._watch.assume(weights=held)
+        self._watch.assume(weights=held.weights)
         self._note(problem="", failures=0)
 
     async def _continue(self, situation: Situation) -> None:
@@ -254,5 +298,4 @@ class Actor:
         return self._clock() if begun is None else begun
 
     def _note(self, **changes: object) -> None:
-        if self._progress is not None:
-            self._progress = replace(self._progress, **changes)  # type: ignore[arg-type]
+        self._preparations.note(**changes)

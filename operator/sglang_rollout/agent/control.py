@@ -20,7 +20,7 @@ from .draining import Draining
 from .engine_report import Waiting, engine_report
 from .engine_watch import EngineWatch
 from .group import NotYet, StartGate
-from .move_report import move_report
+from .move_report import move_report, prepare_report
 from .probe import GenerationProbe
 from .settings import AgentSettings
 from .sglang import EngineError, Load, SGLang
@@ -77,6 +77,7 @@ class Control:
         )
         self._probe = GenerationProbe(self._to_probe, self._on_wedged, clock)
         actor.when_saved(self._publish)
+        actor.when_prepared(self._look_at_preparations)
         self._publish()
 
     # --- orders ---
@@ -180,6 +181,8 @@ class Control:
             await self._watch.observe()
             if self._facts.state is EngineState.ABSENT or self._killing != self._facts.start_id:
                 self._killing = ""
+            if self._actor.must_register(self._facts):
+                await self._actor.register(self._facts)
             wait = await self._advance() if self.desired else TICK_SECONDS
             if self._facts.state is EngineState.STARTING:
                 wait = min(wait, STARTING_TICK_SECONDS)
@@ -191,10 +194,14 @@ class Control:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), max(wait, 0.0))
 
+    def _look_at_preparations(self) -> None:
+        self._woken.set()
+        self._publish()
+
     async def _advance(self) -> float:
         """Steps until there is nothing to do now. Returns the seconds until it should look again."""
         last: actions.Action | None = None
-        while not self._killing:
+        while not self._killing and not self._actor.must_register(self._facts):
             assert self.desired is not None
             situation = self._actor.situation(self.desired, self._facts)
             action = plan.next_action(situation)
@@ -320,6 +327,8 @@ class Control:
             return EngineState.ABSENT
         if self._killing or self._draining():
             return EngineState.STOPPING
+        if self._actor.must_register(self._facts):
+            return EngineState.STARTING  # nobody may send it requests before its ranks have the stage
         return self._facts.state
 
     def _publish(self) -> None:
@@ -335,6 +344,8 @@ class Control:
                 incarnation=desired.group.incarnation if desired and desired.group else 0,
                 engine=engine_report(self._watch, self._state(), situation, self._load, self._waiting()),
                 move=move_report(situation) if situation else None,
+                prepare=prepare_report(situation) if situation else None,
+                stage=self._actor.stage_report(),
                 operations=[record.report for record in situation.operations] if situation else [],
                 probe_failure=self._probe_failure[1] if self._probe_failure[0] == start else "",
                 drained=drained,

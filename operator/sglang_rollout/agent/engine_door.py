@@ -152,6 +152,7 @@ class EngineDoor:
         """Any part of the new weights may be in under the old label: nothing is served by them until another update has
         ended well."""
         held = self._residency(self._control.facts.start_id)
+        self._journal.remember(held=None)
         self._keep(replace(held, void=held.void or f"trainer:{route}"))
 
     async def _done(self, route: str, tags: Sequence[MemoryTag]) -> None:

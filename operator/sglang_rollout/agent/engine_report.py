@@ -23,7 +23,9 @@ def engine_report(
     watch: EngineWatch, state: EngineState, situation: Situation | None, load: Load, waiting: Waiting
 ) -> EngineReport:
     """`situation`: None before the first desired state; then /ready alone says whether the engine is paused."""
-    record, facts = watch.record, watch.facts
+    record = watch.record
+    facts = situation.facts if situation else watch.facts
+    unknown = situation is not None and bool(situation.void or situation.dirty)
     failure = record.failure if record and record.exited else watch.refusal
     if state is EngineState.WAITING:
         return EngineReport(state, waiting.start_id, failure=waiting.reason or failure)
@@ -34,7 +36,7 @@ def engine_report(
         start_id=record.start_id,
         started_at=record.started_at,
         # A label beside bytes that nobody has read back may be a lie.
-        weight_version="" if situation and (situation.void or situation.dirty) else facts.weights.version,
+        weight_version="" if unknown else facts.weights.version,
         model_path=facts.weights.path,
         data_key=record.data_key,
         paused=facts.state is EngineState.SERVING and _paused(facts, situation),
@@ -45,6 +47,7 @@ def engine_report(
         launch=record.order.launch,
         released=sorted(situation.released) if situation else [],
         weights_void=situation.void if situation else "",
+        weights_root=situation.held_root if situation and not unknown else "",
     )
 
 

@@ -70,6 +70,11 @@ class EngineWatch:
         return self._server[1].version if self._server and self._server[0] == self._facts.start_id else ""
 
     @property
+    def ranks(self) -> int:
+        """Of tensor parallelism, over all pods of the engine."""
+        return self._server[1].ranks if self._server and self._server[0] == self._facts.start_id else 1
+
+    @property
     def refusal(self) -> str:
         """Why an engine that answers is not driven, so does not count as serving; empty when it is."""
         return self._refusal if self.sglang_version else ""

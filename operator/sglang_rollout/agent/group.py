@@ -25,9 +25,11 @@ from .journal import Joined
 from .reference import ReferenceFile
 from .settings import AgentSettings
 from .sglang_versions import UnsupportedRelease, release_of
+from .stage_room import StageRoom
 
 CHECKPOINT_SECONDS = 60.0
 IDENTITY_SECONDS = 3.0
+RESERVE_SECONDS = 300.0  # the kernel makes pages at some GB a second
 
 
 class NotYet(Exception):
@@ -46,12 +48,14 @@ class StartGate:
         settings: AgentSettings,
         fleet: FleetFile,
         reference: ReferenceFile,
+        room: StageRoom,
         session: aiohttp.ClientSession,
         desired: Callable[[], AgentDesired | None],
     ) -> None:
         self._settings = settings
         self._fleet = fleet
         self._reference = reference
+        self._room = room
         self._session = session
         self._desired = desired
 
@@ -62,12 +66,14 @@ class StartGate:
         boot = self._boot()
         try:
             keep = asyncio.to_thread(self._reference.keep, start_id, Path(boot.path))
-            await asyncio.wait_for(keep, CHECKPOINT_SECONDS)
+            checkpoint = await asyncio.wait_for(keep, CHECKPOINT_SECONDS)
         except CheckpointRefused as refusal:
             raise NotYet(f"version {boot.version!r} cannot be loaded: {refusal}") from refusal
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no answer within {CHECKPOINT_SECONDS:g} s"
             raise NotYet(f"version {boot.version!r} cannot be read from {boot.path}: {reason}") from error
+        # Before the engine takes memory of its own. What does not fit is reported, and keeps nothing from starting.
+        await asyncio.wait_for(asyncio.to_thread(self._room.reserve, checkpoint), RESERVE_SECONDS)
         rendezvous = _address(joined.group.rank0_pod_ip, self._settings.rendezvous_port) if joined else ""
         desired = self._desired()
         launch = desired.launch if desired else LaunchOptions()

@@ -16,11 +16,42 @@ from sglang_rollout.serving.private_file import write_private
 
 @dataclass(frozen=True)
 class OpenApply:
-    """New weights were ordered into the engine `start_id` and not read back: its bytes may be of any version."""
+    """New weights were ordered into the engine `start_id` and not read back: its bytes may be of any version.
+    root: of what is applied from the stage, which must stay there."""
 
     start_id: str
     move_id: str
     weights: WeightVersion
+    root: str = ""
+
+
+@dataclass(frozen=True)
+class HeldWeights:
+    """What was put into the engine `start_id` and read back. SGLang tells the label of it, and of the folder only what
+    it has loaded by itself. root: digest of the manifest that it was applied from; empty when there was none."""
+
+    start_id: str
+    weights: WeightVersion
+    root: str = ""
+
+
+@dataclass(frozen=True)
+class Registration:
+    """The weight loader of the engine `start_id` has the stage mapped; with a problem, the engine takes nothing from
+    the stage."""
+
+    start_id: str
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class StagedNote:
+    """What was staged for the order `order` has `root`. ahead: it may serve a later order of the same weights, too."""
+
+    order: str
+    weights: WeightVersion
+    root: str
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,11 +111,14 @@ class Journal:
     joined: Joined | None = None
     residency: Residency | None = None
     operations: list[OperationRecord] = field(default_factory=list)
+    held: HeldWeights | None = None
+    registration: Registration | None = None
+    staged: list[StagedNote] = field(default_factory=list)
 
     def without_older_starts(self, present: str) -> Journal:
         """Without what was done to other engine processes than `present`."""
 
-        def of_present(entry: OpenApply | PauseMark | Residency | None) -> bool:
+        def of_present(entry: OpenApply | PauseMark | Residency | HeldWeights | Registration | None) -> bool:
             return entry is not None and entry.start_id == present
 
         return replace(
@@ -92,6 +126,8 @@ class Journal:
             open_apply=self.open_apply if of_present(self.open_apply) else None,
             pause=self.pause if of_present(self.pause) else None,
             residency=self.residency if of_present(self.residency) else None,
+            held=self.held if of_present(self.held) else None,
+            registration=self.registration if of_present(self.registration) else None,
             operations=[record for record in self.operations if record.start_id == present],
         )
 

@@ -30,7 +30,7 @@ def reached(situation: Situation) -> Step:
         if move.until is Step.CONTINUE or held:
             return Step.APPLY
         return Step.PREPARE
-    if held and prepared and situation.flushed and not weaker(situation.pause, situation.move_mode):
+    if held and prepared and situation.ready_to_apply and not weaker(situation.pause, situation.move_mode):
         return min(Step.PAUSE, move.until)
     return prepared
 
@@ -57,4 +57,26 @@ def move_report(situation: Situation) -> MoveReport | None:
         aborted=progress.aborted and situation.level_holds,
         prepare_seconds=progress.prepare_seconds,
         stall_seconds=progress.stall_seconds,
+        root=progress.root if progress.prepared else "",
+        staged_bytes=progress.done_bytes,
+        of_bytes=progress.of_bytes,
+        nonfinite=progress.nonfinite,
+    )
+
+
+def prepare_report(situation: Situation) -> MoveReport | None:
+    """Of what is staged ahead."""
+    order, progress = situation.desired.prepare, situation.ahead
+    if order is None or progress is None:
+        return None
+    return MoveReport(
+        id=order.id,
+        reached=Step.PREPARE if progress.prepared else Step.NONE,
+        error=progress.error,
+        refused=progress.refused,
+        prepare_seconds=progress.prepare_seconds,
+        root=progress.root if progress.prepared else "",
+        staged_bytes=progress.done_bytes,
+        of_bytes=progress.of_bytes,
+        nonfinite=progress.nonfinite,
     )

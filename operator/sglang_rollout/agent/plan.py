@@ -15,10 +15,11 @@ from sglang_rollout.protocol.report import TURNED_INTO_RETRACT, EngineState
 from sglang_rollout.protocol.weights import PauseMode, Step
 
 from . import one_shots, residency, restarts
-from .actions import Action, Apply, Continue, Flush, Nothing, Pause, Prepare
+from .actions import Action, Apply, Check, Continue, Flush, Nothing, Pause, Prepare
 from .situation import Situation, in_place_ends_at, stronger, weaker
 
 MAX_APPLIES = 2  # once, and once more from scratch
+PREPARING = "preparing the new weights"
 
 
 def next_action(situation: Situation) -> Action:
@@ -29,7 +30,7 @@ def next_action(situation: Situation) -> Action:
     if situation.desired.hands_off:
         return Nothing("a trainer drives this engine (control: External)")
     if situation.rank > 0:
-        return _prepare(situation) or Nothing()
+        return _prepare(situation) or _ahead(situation) or Nothing()
     if unknown := residency.unknown(situation):
         return unknown
     if situation.now >= in_place_ends_at(situation):
@@ -38,18 +39,28 @@ def next_action(situation: Situation) -> Action:
         return abort
     if situation.dirty:
         return _repair(situation)
-    return (
-        _advance(situation) or residency.next_step(situation) or one_shots.next_step(situation) or _execute(situation)
-    )
+    return _advance(situation) or residency.next_step(situation) or one_shots.next_step(situation) or _level(situation)
 
 
 def _prepare(situation: Situation) -> Action | None:
     move, progress = situation.move, situation.progress
     if move is None or progress is None or progress.given_up or progress.prepared or move.until < Step.PREPARE:
         return None
+    if progress.preparing:
+        return Nothing(PREPARING)
     if situation.now < progress.retry_at:
         return Nothing(progress.problem, progress.retry_at)
     return Prepare(move)
+
+
+def _ahead(situation: Situation) -> Action | None:
+    """What is to be there before it is asked for, while no move has use of the stage."""
+    order, progress = situation.desired.prepare, situation.ahead
+    if order is None or progress is None or progress.given_up or progress.prepared or progress.preparing:
+        return None
+    waits = situation.background or situation.now < progress.retry_at
+    moving = situation.live and not situation.at_target and situation.rank == 0
+    return None if waits or moving else Prepare(order, ahead=True)
 
 
 def _repair(situation: Situation) -> Action:
@@ -64,7 +75,7 @@ def _repair(situation: Situation) -> Action:
     if situation.now < progress.retry_at:
         return Nothing(progress.problem, progress.retry_at)
     if not progress.prepared:
-        return Prepare(move)
+        return Nothing(PREPARING) if progress.preparing else Prepare(move)
     if weaker(situation.pause, situation.move_mode):
         return Pause(situation.move_mode)
     return Apply(move) if situation.flushed else Flush(force=True)
@@ -94,7 +105,8 @@ def _advance(situation: Situation) -> Action | None:
             return Pause(stronger(situation)) if situation.pause is None else Nothing(_waiting(situation))
         return None
     if action := _prepare(situation):
-        return action
+        # What takes long keeps nothing from happening, but for an engine at a barrier that others may have passed.
+        return action if not progress.preparing or move.until is Step.APPLY else None
     if move.until is Step.APPLY and situation.now < progress.retry_at:
         # The whole fleet stands at the barrier, and others may have applied: no token of the old weights any more.
         return Nothing(progress.problem, progress.retry_at)
@@ -104,7 +116,14 @@ def _advance(situation: Situation) -> Action | None:
         return Pause(stronger(situation))
     if not situation.flushed:
         return Flush(force=situation.shut)
+    if not situation.ready_to_apply:
+        return Check(move)
     return Apply(move) if move.until >= Step.APPLY else Nothing(_waiting(situation))
+
+
+def _level(situation: Situation) -> Action:
+    level = _execute(situation)
+    return (_ahead(situation) or level) if isinstance(level, Nothing) else level
 
 
 def _execute(situation: Situation) -> Action:
@@ -120,6 +139,8 @@ def _execute(situation: Situation) -> Action:
 def _why(situation: Situation) -> str:
     """What keeps the engine from being all that is asked for, though there is nothing to do."""
     asked = situation.desired.execution
+    if situation.progress is not None and situation.progress.preparing:
+        return PREPARING
     if refusal := residency.refusal(situation):
         return refusal
     if situation.void:

@@ -20,12 +20,18 @@ from .actor import Actor
 from .control import Control
 from .engine_door import EngineDoor
 from .engine_watch import EngineWatch
+from .fault_points import FaultPoints
 from .group import StartGate
+from .hook import Hook
 from .journal import JournalFile
+from .live_transfer import LiveTransfer
+from .move_steps import MoveSteps
 from .reference import ReferenceFile
 from .server import launcher_app, operator_app
 from .settings import AgentSettings
 from .stage_door import StageDoor
+from .stage_room import StageRoom
+from .staging import Staging
 
 TERMS_FILE = "lease-term"
 JOURNAL_FILE = "journal.json"
@@ -45,11 +51,17 @@ async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asy
         watch = EngineWatch(settings, session, time.monotonic)
         await watch.observe()  # so that the first report of an agent that starts again does not call its engine absent
         journal = JournalFile(settings.state_dir / JOURNAL_FILE)
-        actor = Actor(watch, journal, reference, time.monotonic, settings)
-        gate = StartGate(settings, fleet, reference, session, lambda: actor.journal.desired)
+        faults = FaultPoints.read(os.environ)
+        room = StageRoom(settings.stage)
+        staging = Staging(settings, room, session, faults)
+        live = LiveTransfer(settings.pod_name or settings.pod_uid)
+        hook = Hook(session, settings.stage.folder)
+        moves = MoveSteps(watch, journal, reference, settings, staging, hook, live, faults)
+        actor = Actor(watch, journal, moves, time.monotonic, settings, faults)
+        gate = StartGate(settings, fleet, reference, room, session, lambda: actor.journal.desired)
         control = Control(settings, watch, actor, gate, time.monotonic, terms.highest)
         door = EngineDoor(session, watch, journal, control)
-        stage_door = StageDoor(lambda: None, lambda: control.desired.peer_key if control.desired else "")
+        stage_door = StageDoor(lambda: room.stage, lambda: control.desired.peer_key if control.desired else "")
         operator = web.AppRunner(
             operator_app(control, fleet, terms, door, stage_door), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS
         )
@@ -72,3 +84,6 @@ async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asy
                     await loop
             await launcher.cleanup()
             await operator.cleanup()
+            await actor.close()
+            await live.close()
+            await staging.close()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from sglang_rollout.protocol.desired import AgentDesired, Execution, ExecutionState
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryTag
 from sglang_rollout.protocol.operations import CHECKS, OperationResult
 from sglang_rollout.protocol.report import EngineState
-from sglang_rollout.protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
+from sglang_rollout.protocol.weights import KVCache, PauseMode, Source, Step, WeightMove, WeightVersion
 
 from .journal import OperationRecord
 from .sglang_versions import NEWEST, Release
@@ -18,6 +19,15 @@ from .sglang_versions import NEWEST, Release
 IN_PLACE_SHARE = 2 / 3
 
 _STRENGTH = {PauseMode.IN_PLACE: 1, PauseMode.RETRACT: 2, PauseMode.ABORT: 3}
+
+
+class Way(StrEnum):
+    """How weights get into the engine: it reads their folder by itself, its ranks take them from the stage, or a
+    trainer hands them over while it is paused."""
+
+    ENGINE = "engine"
+    STAGE = "stage"
+    LIVE = "live"
 
 
 @dataclass(frozen=True)
@@ -40,11 +50,21 @@ class Progress:
 
     flushed: since the engine was last paused. retry_at: until then the old weights serve, after a busy cache.
     error: the move is given up. failures: applies that failed. continued: the move's last step was reached.
+    preparing: in the background. checked: every rank can take what is staged. tried: the source that it was prepared
+    from, or tried to be.
     """
 
     move_id: str
     start_id: str
     prepared: bool = False
+    preparing: bool = False
+    way: Way = Way.ENGINE
+    checked: bool = False
+    root: str = ""
+    nonfinite: int = 0
+    done_bytes: int = 0
+    of_bytes: int = 0
+    tried: Source | None = None
     flushed: bool = False
     failures: int = 0
     busy: int = 0  # times that the cache could not be flushed
@@ -82,8 +102,9 @@ class Situation:
     """pause: how the engine is paused now, None when it runs; paused_since: when, by the monotonic clock; turned: in
     place of a pause in place. dirty: its bytes may be of any version; applying: because they are being put in right
     now. released: also what a call that was begun may have released; unsure: there is such a call, and nobody waits
-    for its answer any more. void: why its bytes are no weights at all. drain_seconds: that requests may take to end
-    before the engine does."""
+    for its answer any more. void: why its bytes are no weights at all. held_root: digest of the manifest of what the
+    engine holds, where it is known. ahead: of desired.prepare. background: something is being prepared, for whatever
+    order, or has not ended yet. drain_seconds: that requests may take to end before the engine does."""
 
     desired: AgentDesired
     facts: EngineFacts
@@ -102,6 +123,9 @@ class Situation:
     operations: tuple[OperationRecord, ...] = ()
     operation_look_at: float = 0.0
     drain_seconds: float = 45.0
+    held_root: str = ""
+    ahead: Progress | None = None
+    background: bool = False
 
     @property
     def move(self) -> WeightMove | None:
@@ -114,8 +138,16 @@ class Situation:
 
     @property
     def at_target(self) -> bool:
-        whole = not self.dirty and not self.void
-        return self.move is not None and whole and self.facts.weights == self.move.weights
+        return self.move is not None and not self.dirty and not self.void and self.holds(self.move)
+
+    def holds(self, move: WeightMove) -> bool:
+        """By the label; what a label stands for is told by the manifest's digest, else by the folder."""
+        if self.facts.weights.version != move.weights.version:
+            return False
+        if self.held_root and move.source.root:
+            return self.held_root == move.source.root
+        known = bool(self.held_root or move.source.root)
+        return known or not move.weights.path or self.facts.weights.path == move.weights.path
 
     @property
     def live(self) -> bool:
@@ -157,6 +189,11 @@ class Situation:
         assert self.progress is not None
         kept = self.move.kv_cache is KVCache.KEEP
         return kept or self.progress.flushed or MemoryTag.KV_CACHE in self.released
+
+    @property
+    def ready_to_apply(self) -> bool:
+        assert self.progress is not None
+        return self.flushed and (self.progress.way is Way.ENGINE or self.progress.checked)
 
     @property
     def move_mode(self) -> PauseMode:

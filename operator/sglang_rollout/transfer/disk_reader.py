@@ -26,7 +26,7 @@ class StagingStopped(Exception):
 @dataclass(frozen=True)
 class Reading:
     """What to read and how. `reference` is what the running model has, to be equal to (tied_names aside);
-    `progress` gets bytes read and bytes in all, from any thread."""
+    `progress` gets bytes read and bytes in all, from any thread; `counted` how many values are Inf or NaN, at the end."""
 
     folder: Path
     version: str
@@ -37,6 +37,7 @@ class Reading:
     threads: int = THREADS
     allow_nonfinite: bool = False
     progress: Callable[[int, int], None] = lambda done, of: None
+    counted: Callable[[int], None] = lambda nonfinite: None
     stopped: Callable[[], bool] = lambda: False
 
 
@@ -54,6 +55,7 @@ def stage_checkpoint(stage: Stage, slot: str, reading: Reading) -> Manifest:
     buckets = list(plan_buckets(offered.values(), reading.bucket_bytes))
     writer = stage.write(slot, reading.algorithm, allow_nonfinite=reading.allow_nonfinite)
     _fill(writer, buckets, stored, reading)
+    reading.counted(sum(writer.nonfinite.values()))
     return writer.seal(reading.version)
 
 

@@ -1,0 +1,132 @@
+"""One preparation at a time beside the agent's loop: how far it is, what came of it, and its end when nobody wants it
+any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from sglang_rollout.protocol.weights import Source, WeightVersion
+
+from .checkpoint import CheckpointRefused
+
+log = logging.getLogger(__name__)
+
+TELL_SECONDS = 0.5  # between tellings of progress: each wakes the operator
+
+Progressed = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What is there now. root: digest of the manifest; empty for what is not staged. nonfinite: values that are Inf or
+    NaN in it."""
+
+    root: str = ""
+    nonfinite: int = 0
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """A preparation that was begun for `order` on the engine `start_id`; it serves every order of the same weights.
+    error: it failed; refused: as it would every time."""
+
+    order: str
+    weights: WeightVersion
+    source: Source
+    start_id: str
+    began_at: float
+    running: bool = True
+    prepared: Prepared | None = None
+    error: str = ""
+    refused: bool = False
+    passing: bool = False  # the error may be over in a moment
+    seconds: float = 0.0
+    done_bytes: int = 0
+    of_bytes: int = 0
+
+
+class Background:
+    """`tell` is called when something is to be looked at again."""
+
+    def __init__(self, clock: Callable[[], float], tell: Callable[[], None]) -> None:
+        self._clock = clock
+        self._tell = tell
+        self._task: asyncio.Task[None] | None = None
+        self._told_at = 0.0
+        self.state: Preparing | None = None
+
+    @property
+    def running(self) -> bool:
+        """Also one that was told to end and has not yet: what it writes to is not free."""
+        return self._task is not None and not self._task.done()
+
+    def begin(self, begun: Preparing, work: Callable[[Progressed], Awaitable[Prepared]], seconds: float) -> None:
+        """Only when none is running. Raising from `work`: CheckpointRefused is for good, OSError may pass."""
+        assert not self.running
+        self.state = begun
+        self._task = asyncio.get_running_loop().create_task(self._run(begun, work, seconds))
+
+    def cancel(self) -> None:
+        if self._task is not None and self._task.cancel():
+            log.info("the preparation of %s is ended", self.state.order if self.state else "")
+        self.state = None
+
+    async def close(self) -> None:
+        self.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self, begun: Preparing, work: Callable[[Progressed], Awaitable[Prepared]], seconds: float) -> None:
+        try:
+            self._note(begun, *await self._outcome(begun, work, seconds))
+        finally:
+            self._tell()
+
+    async def _outcome(
+        self, begun: Preparing, work: Callable[[Progressed], Awaitable[Prepared]], seconds: float
+    ) -> tuple[Prepared | None, str, bool, bool]:
+        """What was prepared, or the error, and whether it is for good or may pass."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await work(self._progressed(begun)), "", False, False
+        except CheckpointRefused as refusal:
+            return None, str(refusal), True, False
+        except TimeoutError:
+            return None, f"not prepared within {seconds:g} s", False, False
+        except OSError as problem:
+            return None, str(problem), False, True
+        except Exception as problem:
+            log.exception("preparation of %s", begun.order)
+            return None, str(problem) or type(problem).__name__, False, False
+
+    def _note(self, begun: Preparing, prepared: Prepared | None, error: str, refused: bool, passing: bool) -> None:
+        if self.state is not None and self.state.order == begun.order:
+            took = round(self._clock() - begun.began_at, 4)
+            self.state = replace(
+                self.state,
+                running=False,
+                prepared=prepared,
+                error=error,
+                refused=refused,
+                passing=passing,
+                seconds=took,
+            )
+
+    def _progressed(self, begun: Preparing) -> Progressed:
+        loop = asyncio.get_running_loop()
+
+        def note(done: int, of: int) -> None:
+            if self.state is None or self.state.order != begun.order:
+                return
+            self.state = replace(self.state, done_bytes=done, of_bytes=of)
+            if self._clock() - self._told_at >= TELL_SECONDS:
+                self._told_at = self._clock()
+                self._tell()
+
+        def progressed(done: int, of: int) -> None:
+            loop.call_soon_threadsafe(note, done, of)
+
+        return progressed
