@@ -79,7 +79,8 @@ class StageDoor:
                 request.transport.abort()
                 return answer
             with bytes_of.look(begin + offset, min(CHUNK, size - offset)) as chunk:
-                await asyncio.wait_for(answer.write(chunk), SEND_SECONDS)
+                async with asyncio.timeout(SEND_SECONDS):
+                    await answer.write(chunk)
         await answer.write_eof()
         return answer
 

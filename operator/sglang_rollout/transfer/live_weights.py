@@ -1,0 +1,111 @@
+"""What a trainer gives to paused engines, bucket by bucket and as often as it is asked: nobody keeps a copy. Needs
+torch."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from .comparison import some
+from .digests import ALGORITHMS
+from .host_checks import check_bucket
+from .manifest import Bucket, Manifest
+from .outgoing import TensorBucket, buckets_of
+
+AT_HAND = 2  # buckets that are kept, for engines that ask a little later than others
+
+NamedTensors = Mapping[str, Any] | Callable[[], Iterable[tuple[str, Any]]]
+
+
+class WeightsChanged(Exception):
+    """The trainer's tensors are not what they were when the engines were told of them."""
+
+
+class LiveWeights:
+    """`tensors`: by name, or a function that gives (name, tensor) in the same order each time that it is called. They
+    must not change until all engines have them: that is looked at, and refused."""
+
+    def __init__(
+        self, tensors: NamedTensors, bucket_bytes: int, allocate: Callable[[int], Any], algorithm: str = ""
+    ) -> None:
+        """`allocate`: a buffer of so many bytes (torch.uint8), where it is to be sent from."""
+        self._tensors = tensors
+        self._bucket_bytes = bucket_bytes
+        self._allocate = allocate
+        self._algorithm = algorithm or next(iter(ALGORITHMS))
+        self._lock = threading.Lock()
+        self._manifest: Manifest | None = None
+        self._pass: Iterator[TensorBucket] = iter(())
+        self._position = 0
+        self._at_hand: dict[int, Any] = {}
+        self._marks: list[tuple[int, ...]] = []
+        self.nonfinite: dict[str, int] = {}
+
+    @property
+    def manifest(self) -> Manifest:
+        assert self._manifest is not None, "survey() comes first"
+        return self._manifest
+
+    def survey(self) -> Manifest:
+        """Looks at every byte once, and keeps none. Blocks. Raises ManifestRefused."""
+        buckets = []
+        for one in self._buckets():
+            flat = self._flat(one)
+            checked = check_bucket(memoryview(flat.cpu().numpy()), one.bucket, self._algorithm)
+            self.nonfinite |= checked.nonfinite
+            self._marks.append(_mark(flat))
+            buckets.append(Bucket(one.bucket.tensors, checked.digest))
+        self._manifest = Manifest(tuple(buckets), self._algorithm)
+        return self._manifest
+
+    def nonfinite_words(self) -> str:
+        return some(f"{name} ({count})" for name, count in self.nonfinite.items())
+
+    def flat(self, number: int) -> Any:
+        """The bytes of one bucket, not to be changed. Blocks; from any thread. Raises WeightsChanged."""
+        with self._lock:
+            if number not in self._at_hand:
+                self._at_hand = {n: flat for n, flat in self._at_hand.items() if abs(n - number) < AT_HAND}
+                try:
+                    self._at_hand[number] = self._make(number)
+                except BaseException:
+                    self._position = 0  # whoever asks next begins anew
+                    raise
+            return self._at_hand[number]
+
+    def _make(self, number: int) -> Any:
+        if number < self._position or self._position == 0:
+            self._pass, self._position = self._buckets(), 0
+        wanted = self.manifest.buckets[number]
+        for one in self._pass:
+            self._position += 1
+            if self._position <= number:
+                continue
+            if one.bucket.tensors != wanted.tensors:
+                raise WeightsChanged(f"the trainer gave other tensors in bucket {number} than at first")
+            flat = self._flat(one)
+            if _mark(flat) != self._marks[number]:
+                names = some(tensor.name for tensor in wanted.tensors)
+                raise WeightsChanged(f"the values of {names} changed while they were being sent")
+            return flat
+        raise WeightsChanged(f"the trainer gave {self._position} buckets, and {len(self.manifest.buckets)} at first")
+
+    def _buckets(self) -> Iterator[TensorBucket]:
+        """Raises ManifestRefused."""
+        named = self._tensors.items() if isinstance(self._tensors, Mapping) else self._tensors()
+        return buckets_of(named, self._bucket_bytes)
+
+    def _flat(self, bucket: TensorBucket) -> Any:
+        into = self._allocate(bucket.bucket.size)
+        bucket.write_flat(into)
+        return into
+
+
+def _mark(flat: Any) -> tuple[int, ...]:
+    """What another value would most likely change, computed where the bytes are: the engine stands still meanwhile."""
+    import torch
+
+    whole = len(flat) // 8 * 8
+    words = flat[:whole].view(torch.int64)
+    return int(words.sum()), int((words >> 23).sum()), *flat[whole:].tolist()
