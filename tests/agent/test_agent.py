@@ -407,7 +407,7 @@ async def test_a_restart_waits_for_the_requests(serving: FakePod) -> None:
     rules = serving.engine.rules
     running = asyncio.create_task(serving.generate(100))
     await eventually(lambda: rules.running > 0)
-    await serving.put(serving.desired(restart_engine=serving.record.start_id))
+    await serving.put(serving.desired(restart_engine=serving.record.start_id, restart_drains=True))
     assert len((await running)["versions"]) == 100
     report = await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
     assert report.engine.failure == "", "what is ordered is no failure"
@@ -423,7 +423,7 @@ async def test_a_restart_lets_those_run_that_a_pause_holds(serving: FakePod) -> 
     paused = Execution(ExecutionState.PAUSED)
     await serving.put(serving.desired(execution=paused))
     await serving.until(lambda r: r.engine.paused)
-    await serving.put(serving.desired(execution=paused, restart_engine=serving.record.start_id))
+    await serving.put(serving.desired(execution=paused, restart_engine=serving.record.start_id, restart_drains=True))
     assert len((await running)["versions"]) == 100
     await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
 
@@ -434,20 +434,18 @@ async def test_a_restart_aborts_what_takes_too_long(serving: FakePod) -> None:
     rules = serving.engine.rules
     running = asyncio.create_task(serving.generate(100_000))
     await eventually(lambda: rules.running > 0)
-    await serving.put(serving.desired(restart_engine=serving.record.start_id))
+    await serving.put(serving.desired(restart_engine=serving.record.start_id, restart_drains=True))
     assert (await running)["meta_info"]["finish_reason"] == {"type": "abort"}
     await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
 
 
-async def test_a_restart_finishes_nothing_by_weights_that_the_fleet_has_left(
-    serving: FakePod, versions: Versions
-) -> None:
+async def test_a_restart_finishes_nothing_that_nobody_may_have(serving: FakePod) -> None:
     assert serving.engine is not None
     assert serving.record is not None
     rules = serving.engine.rules
     running = asyncio.create_task(serving.generate(100_000))
     await eventually(lambda: rules.running > 0)
-    await serving.put(serving.desired(boot=versions("2"), restart_engine=serving.record.start_id))
+    await serving.put(serving.desired(restart_engine=serving.record.start_id))
     await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
     assert rules.calls == []
     with pytest.raises(aiohttp.ClientError):
@@ -466,7 +464,7 @@ async def test_an_engine_that_does_not_tell_its_requests_is_restarted_all_the_sa
     assert serving.engine is not None
     assert serving.record is not None
     serving.engine.failures["/v1/loads"] = [500] * 1000
-    await serving.put(serving.desired(restart_engine=serving.record.start_id))
+    await serving.put(serving.desired(restart_engine=serving.record.start_id, restart_drains=True))
     await serving.until(lambda r: r.engine.state is EngineState.ABSENT)
 
 

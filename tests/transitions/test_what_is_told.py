@@ -94,6 +94,21 @@ def test_a_request_is_done_once_on_every_engine_and_told(field: str, last: str) 
     assert not any(order.operations for order in fleet.reconcile().agents.values()), "it is forgotten"
 
 
+def test_engines_that_start_again_for_flags_finish_what_they_serve_first() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    released = {"weights": "Released", "kvCache": "Released", "cudaGraph": "Released", "weightsBackup": "HostMemory"}
+    fleet.patch(execution={"state": "Paused"}, memory=released)
+    orders = []
+    for _ in range(40):
+        fleet.settle(1)
+        orders += [order for order in fleet.reconcile().agents.values() if order.restart_engine]
+        degraded = fleet.condition("Degraded")
+        assert degraded.status == "False", degraded.message
+    assert orders
+    assert all(order.restart_drains for order in orders)
+
+
 def test_an_engine_that_could_not_is_named() -> None:
     fleet = Simulation()
     fleet.settle()

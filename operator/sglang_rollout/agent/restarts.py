@@ -36,8 +36,7 @@ def next_step(situation: Situation) -> Action | None:
 
 
 def _has_something_to_finish(situation: Situation) -> bool:
-    """It generates, or could, and by weights that the fleet serves: at any other version nobody may have its tokens."""
-    facts = situation.facts
-    at_version = facts.weights.version == situation.desired.boot.version
+    """It generates, or could, by weights of which others may have tokens."""
     whole = not (situation.dirty or situation.unsure or situation.shut)
-    return facts.state is EngineState.SERVING and situation.rank == 0 and at_version and whole
+    serves = situation.facts.state is EngineState.SERVING and situation.rank == 0
+    return serves and whole and situation.desired.restart_drains

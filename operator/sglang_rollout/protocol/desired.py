@@ -42,6 +42,7 @@ class AgentDesired:
     boot: what an engine that starts from now on loads.
     move: the weight move to make; None: none, and what an unfinished one holds paused goes on as `execution` says.
     restart_engine: kill the engine if its start id is this one; any other engine is left alone.
+    restart_drains: it serves a version that is allowed, so its requests may end before that.
     drain: no new work is coming; finish or abort what runs.
     probe_seconds: the deadline of the generation probe; 0 turns the probe off.
     launch: flags of an engine that starts from now on.
@@ -63,6 +64,7 @@ class AgentDesired:
     group: GroupAssignment | None = None
     move: WeightMove | None = None
     restart_engine: str = ""
+    restart_drains: bool = False
     drain: bool = False
     probe_seconds: float = 60.0
     launch: LaunchOptions = field(default_factory=LaunchOptions)

@@ -26,6 +26,7 @@ from .operations import OperationsPlan
 from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan
 from .revisions import Revision
 from .summary import FleetFacts, router_url, summarize
+from .versions import is_allowed
 from .weight_steps import WeightsPlan
 
 
@@ -261,6 +262,8 @@ def _agents(
             prepare=moved.prepares.get(engine.index),
             fellows=engine.fellows() if pod.rank == 0 else [],
             restart_engine=moved.restarts.get(engine.index) or residency.restarts.get(engine.index, ""),
+            restart_drains=engine.index not in moved.restarts
+            and is_allowed(moved.status, engine.version, spec.staleness.max_version_lag),
             drain=(not engine.wanted and engine.index not in moved.engaged) or engine.index in revision.drain,
             launch=residency.launch,
             memory=residency.orders.get(engine.index),
