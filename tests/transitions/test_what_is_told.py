@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from sglang_rollout.api import Status, WeightsStatus
 from sglang_rollout.api.names import engine_name
+from sglang_rollout.api.status import WeightTransaction
+from sglang_rollout.controller.status_writes import is_quiet
 from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.operations import OperationReport, OperationResult
 from sglang_rollout.protocol.report import TURNED_INTO_RETRACT
 from sglang_rollout.transitions import revisions
+from sglang_rollout.transitions.summary import move_detail
 from sglang_rollout.transitions.weight_checks import _of_engine, _passed
 
 from .simulation import SimEngine, Simulation, rollout_object
@@ -238,3 +243,19 @@ def test_a_check_waits_for_an_engine_that_is_away_for_a_moment() -> None:
     check = fleet.rollout.status.last_weight_check
     assert check is not None
     assert (check.result, len(check.engines)) == ("Passed", 2)
+
+
+def test_how_much_is_staged_is_told_until_the_move_is_decided() -> None:
+    move = WeightTransaction(id="g2.1:2", version="2", staged_bytes=3_200_000_000, of_bytes=16_400_000_000, committed=1)
+    staging = WeightsStatus(phase="Staging", transaction=move)
+    assert move_detail(staging, 2) == ", 3.2 of 16.4 GB are staged on every engine"
+    assert move_detail(staging.model_copy(update={"phase": "Committing"}), 2) == ", 1 of 2 engines are there"
+
+
+def test_progress_of_staging_is_no_reason_to_write_the_status_at_once() -> None:
+    def status(staged: int, prepared: int = 0, root: str = "") -> dict[str, Any]:
+        move = WeightTransaction(id="m", staged_bytes=staged, prepared=prepared, root=root)
+        return Status(weights=WeightsStatus(phase="Staging", transaction=move)).to_object()
+
+    assert is_quiet(status(1), status(2, prepared=1))
+    assert not is_quiet(status(1), status(1, root="r"))

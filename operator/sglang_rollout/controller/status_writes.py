@@ -11,7 +11,8 @@ _BARRIERS = frozenset({"Committing", "Verifying"})
 _QUIET = frozenset({"readyReplicas", "routableReplicas", "router"})
 _QUIET_AT_BARRIERS = frozenset({"conditions", "executionState"})
 _QUIET_IN_WEIGHTS_AT_BARRIERS = frozenset({"phase", "version", "history"})
-_QUIET_IN_TRANSACTION = frozenset({"prepared", "committed", "message"})
+_QUIET_IN_TRANSACTION = frozenset({"prepared", "committed", "stagedBytes", "ofBytes", "message"})
+_QUIET_AHEAD = frozenset({"engines", "message"})
 _QUIET_IN_ENGINE = frozenset({"ready", "routable", "paused", "weightVersion", "message"})
 
 
@@ -40,10 +41,11 @@ def _loud(status: Object) -> Object:
     loud["engines"] = [_without(engine, _QUIET_IN_ENGINE) for engine in status.get("engines") or []]
     weights = status.get("weights")
     if weights:
-        transaction = weights.get("transaction")
+        transaction, ahead = weights.get("transaction"), weights.get("prepared")
         loud["weights"] = {
             **weights,
             "transaction": _without(transaction, _QUIET_IN_TRANSACTION) if transaction else None,
+            "prepared": _without(ahead, _QUIET_AHEAD) if ahead else None,
         }
     return loud
 

@@ -253,8 +253,7 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
     spec = rollout.spec
     wanted = [engine for engine in facts.engines if engine.wanted]
     if facts.weights.phase in ("Staging", "Prepared", "Committing", "Verifying"):
-        transaction = facts.weights.transaction
-        detail = f", {transaction.committed} of {len(wanted)} engines are there" if transaction else ""
+        detail = move_detail(facts.weights, len(wanted))
         return True, "WeightsMoving", f"moving to version {facts.weights.target_version}{detail}"
     if facts.weights.version != facts.weights.target_version and facts.weights.phase != "Failed":
         return True, "WeightsMoving", f"moving to version {facts.weights.target_version}"
@@ -292,6 +291,16 @@ def _progressing(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
     if unready := [engine.name for engine in wanted if engine.index in facts.registered and not engine.ready]:
         return True, "PodsNotReady", f"the kubelet has not found every pod of {', '.join(unready)} ready yet"
     return False, "Settled", "the fleet is what spec asks for"
+
+
+def move_detail(weights: WeightsStatus, engines: int) -> str:
+    """How far an open move is, to be put behind its name."""
+    move = weights.transaction
+    if move is None:
+        return ""
+    if weights.phase == "Staging" and move.of_bytes:
+        return f", {move.staged_bytes / 1e9:.1f} of {move.of_bytes / 1e9:.1f} GB are staged on every engine"
+    return f", {move.committed} of {engines} engines are there"
 
 
 def _degraded(rollout: SGLangRollout, facts: FleetFacts) -> Verdict:
