@@ -19,6 +19,7 @@ from .checkpoint import CheckpointRefused
 from .engine_watch import EngineWatch
 from .fault_points import FaultPoints
 from .journal import Journal, JournalFile, OpenApply, PauseMark
+from .live_exchange import TransferLost
 from .memory_steps import MemorySteps
 from .move_report import reached
 from .move_steps import MoveSteps, Untouched
@@ -247,7 +248,7 @@ class Actor:
             problem = f"version {move.weights.version!r}: {error}"
             if isinstance(error, Untouched):
                 self.remember(open_apply=before)
-            failures = progress.failures + 1
+            failures = MAX_APPLIES if isinstance(error, TransferLost) else progress.failures + 1
             # What has not begun is given up; what has is repeated, or reported as dirty.
             given_up = problem if self.journal.open_apply is None and failures >= MAX_APPLIES else ""
             self._note(failures=failures, prepared=False, checked=False, flushed=False, error=given_up)
