@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+from sglang_rollout.transfer.cuda_driver import gpu_count
 from sglang_rollout.transfer.stage_index import INDEX, StageUnusable, read_index
 
 from .settings import StageSettings
@@ -20,9 +21,9 @@ CHUNK = 2 << 20
 
 
 def reserve_device(folder: Path, size: int, settings: StageSettings) -> None:
-    """A holder with slots of `size` bytes over all GPUs that this process sees. A living one with as much is kept.
-    Raises StageUnusable."""
-    gpus = range(max(1, sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))))
+    """A holder with slots of `size` bytes over the GPUs of the settings. A living one with as much is kept. Raises
+    StageUnusable, CudaError."""
+    gpus = settings.gpus or tuple(range(gpu_count()))
     each = -(-size // len(gpus))
     if len(gpus) > 1:
         each += settings.bucket_bytes  # a bucket lies whole on one GPU

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +14,14 @@ from sglang_rollout.transfer.stage_index import DEFAULT_FOLDER, ENV_FOLDER
 @dataclass(frozen=True)
 class StageSettings:
     """Where and how new weights are kept before they are served. medium: Host (shared memory), Device (GPU memory) or
-    None (nowhere). versions: 1 or 2. bucket_bytes: of what is read from a checkpoint at a time."""
+    None (nowhere). versions: 1 or 2. bucket_bytes: of what is read from a checkpoint at a time. gpus: ordinals, among
+    those that this process sees, of the GPUs that a Device stage is kept on; (): all."""
 
     medium: str = "None"
     versions: int = 1
     bucket_bytes: int = 512 << 20
     folder: Path = Path(DEFAULT_FOLDER)
+    gpus: tuple[int, ...] = ()
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> StageSettings:
@@ -31,6 +34,7 @@ class StageSettings:
             int(environment.get(pod.ENV_STAGE_VERSIONS, "1")),
             int(environment.get(pod.ENV_STAGE_BUCKET_BYTES, 512 << 20)),
             Path(environment.get(ENV_FOLDER, DEFAULT_FOLDER)),
+            tuple(int(word) for word in environment.get(pod.ENV_STAGE_GPUS, "").split(",") if word),
         )
 
 
@@ -53,6 +57,7 @@ class AgentSettings:
     namespace: str = ""
     pod_name: str = ""
     stage: StageSettings = field(default_factory=StageSettings)
+    torch_python: str = sys.executable
 
     @classmethod
     def read(cls, environment: Mapping[str, str]) -> AgentSettings:
@@ -73,4 +78,5 @@ class AgentSettings:
             namespace=environment.get(pod.ENV_NAMESPACE, ""),
             pod_name=environment.get(pod.ENV_POD_NAME, ""),
             stage=StageSettings.read(environment),
+            torch_python=environment.get(pod.ENV_TORCH_PYTHON, sys.executable),
         )

@@ -44,6 +44,7 @@ ENV_DRAIN_SECONDS = "ROLLOUT_DRAIN_SECONDS"  # how long preStop lets running req
 ENV_STAGE_MEDIUM = "ROLLOUT_STAGE_MEDIUM"  # Host or Device; None or unset: weights are not staged
 ENV_STAGE_VERSIONS = "ROLLOUT_STAGE_VERSIONS"  # how many versions the stage has room for, 1 or 2
 ENV_STAGE_BUCKET_BYTES = "ROLLOUT_STAGE_BUCKET_BYTES"
+ENV_STAGE_GPUS = "ROLLOUT_STAGE_GPUS"  # "0,1": which of the GPUs that the agent sees a Device stage is on; unset: all
 
 # Router pods only: the file with the key that clients must present; unset: everyone is served.
 ENV_ROUTER_API_KEY_FILE = "ROLLOUT_ROUTER_API_KEY_FILE"
@@ -53,6 +54,7 @@ ENV_RUN_DIR = "ROLLOUT_RUN_DIR"
 ENV_STATE_DIR = "ROLLOUT_STATE_DIR"
 ENV_FLEET_DIR = "ROLLOUT_FLEET_DIR"
 ENV_PROFILE_DIR = "ROLLOUT_PROFILE_DIR"
+ENV_TORCH_PYTHON = "ROLLOUT_TORCH_PYTHON"  # an interpreter with torch, where the agent's own has none
 ENV_TERMINATION_LOG = "ROLLOUT_TERMINATION_LOG"
 
 # HTTP paths.

@@ -96,3 +96,15 @@ def gpu_name(raw: bytes) -> str:
     """A GPU's UUID as nvidia-smi and NVIDIA_VISIBLE_DEVICES write it."""
     text = raw.hex()
     return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def gpu_count() -> int:
+    """GPUs that this process may use; CUDA_VISIBLE_DEVICES counts. Raises CudaError when there is no driver."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise CudaError(f"there is no CUDA driver here: {error}") from error
+    count = ctypes.c_int()
+    if result := cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)):
+        raise CudaError(f"the CUDA driver shows no GPU (error {result})")
+    return count.value
