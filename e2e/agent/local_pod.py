@@ -7,6 +7,8 @@ import asyncio
 import ctypes
 import json
 import os
+import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,12 +22,14 @@ import aiohttp
 
 from e2e.sglang_cpu import environment
 from e2e.sglang_cpu.engine import CPU_ARGUMENTS, CPU_ENVIRONMENT, rank_environment
+from sglang_rollout.agent.fault_points import ENV_FAULTS
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.desired import AgentDesired, Execution
 from sglang_rollout.protocol.launch import EngineRecord
 from sglang_rollout.protocol.report import AgentReport, EngineState
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.protocol.wire import dumps, loads
+from sglang_rollout.transfer.stage_index import ENV_FOLDER
 from tests.serving.cluster_keys import ClusterKey, write_fleet_file
 
 SOURCES = Path(__file__).parents[2] / "operator"
@@ -44,8 +48,18 @@ class LocalPod:
     """One pod of an engine. `address` is its own loopback address, so that several pods may use the same ports."""
 
     def __init__(
-        self, folder: Path, boot: WeightVersion, *, rank: int = 0, nodes: int = 1, address: str = "127.0.0.1"
+        self,
+        folder: Path,
+        boot: WeightVersion,
+        *,
+        rank: int = 0,
+        nodes: int = 1,
+        address: str = "127.0.0.1",
+        tp: int = 0,
+        staged_versions: int = 0,
     ) -> None:
+        """tp: ranks of the engine, all in its pods; 0: one a pod. staged_versions: what its stage has room for, 0: it
+        has none."""
         self.folder = folder
         self.boot = boot
         self.address = address
@@ -55,6 +69,10 @@ class LocalPod:
         self.engine_args: list[str] = [*CPU_ARGUMENTS]
         self.rank = rank
         self.nodes = nodes
+        self.tp = tp or nodes
+        self.staged_versions = staged_versions
+        self.stage_folder = Path("/dev/shm") / f"sglang-rollout-{os.getpid()}-{secrets.token_hex(4)}"
+        self.faults = ""
         self._agent: subprocess.Popen[bytes] | None = None
         self._launcher: subprocess.Popen[bytes] | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -68,7 +86,7 @@ class LocalPod:
         return {
             **os.environ,
             **CPU_ENVIRONMENT,
-            **(rank_environment(self.nodes)),
+            **(rank_environment(self.tp)),
             pod.ENV_RANK: str(self.rank),
             pod.ENV_NODES: str(self.nodes),
             pod.ENV_POD_UID: f"uid-{self.rank}",
@@ -85,6 +103,11 @@ class LocalPod:
             pod.ENV_SERVED_NAME: "tiny",
             pod.ENV_STARTUP_TIMEOUT: str(START_SECONDS),
             pod.ENV_DRAIN_SECONDS: "5",
+            pod.ENV_STAGE_MEDIUM: "Host" if self.staged_versions else "None",
+            pod.ENV_STAGE_VERSIONS: str(self.staged_versions or 1),
+            ENV_FOLDER: str(self.stage_folder),
+            ENV_FAULTS: self.faults,
+            pod.ENV_TORCH_PYTHON: str(environment.interpreter()),
             "PYTHONPATH": str(SOURCES),
         }
 
@@ -107,10 +130,15 @@ class LocalPod:
         self._agent.kill()
         await asyncio.to_thread(self._agent.wait)
 
+    async def agent_ended(self, seconds: float = ANSWER_SECONDS) -> int:
+        """Its exit code, once it has ended by itself."""
+        assert self._agent is not None
+        return await asyncio.to_thread(self._agent.wait, seconds)
+
     def start_launcher(self) -> None:
         launcher = SOURCES / "sglang_rollout" / "engine" / "launcher.py"
         self._launcher = self._run(
-            [str(environment.interpreter()), str(launcher), "--", f"--tp-size={self.nodes}", *self.engine_args],
+            [str(environment.interpreter()), str(launcher), "--", f"--tp-size={self.tp}", *self.engine_args],
             "engine.log",
         )
 
@@ -126,6 +154,7 @@ class LocalPod:
                 await asyncio.to_thread(process.wait, 30)
         if self._session is not None:
             await self._session.close()
+        shutil.rmtree(self.stage_folder, ignore_errors=True)
 
     # --- what lies in the pod ---
 

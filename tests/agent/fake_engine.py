@@ -572,7 +572,7 @@ class FakeEngine:
     async def _update_by_tensor(self, request: web.Request) -> web.Response:
         body = await request.json()
         assert len(body["serialized_named_tensors"]) == self.rules.ranks
-        call = HookCall.from_name(_name_in(base64.b64decode(body["serialized_named_tensors"][0])))
+        call = HookCall.from_name(name_in(base64.b64decode(body["serialized_named_tensors"][0])))
         report = self.rules.begin_hook(call)
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(self.load_seconds if call.action is Action.APPLY else 0.0)
@@ -586,7 +586,7 @@ def _success(problem: str) -> web.Response:
     return web.json_response({"success": not problem, "message": problem}, status=400 if problem else 200)
 
 
-def _name_in(pickled: bytes) -> str:
+def name_in(pickled: bytes) -> str:
     """The one name in the pickle of hook_call.request_body."""
     begin = pickled.index(b"X") + 1
     (length,) = struct.unpack_from("<I", pickled, begin)

@@ -6,6 +6,7 @@ hold."""
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 
 from sglang_rollout.agent import actions, memory_steps, plan, residency
 from sglang_rollout.agent.actor import Actor
-from sglang_rollout.agent.checkpoint import CheckpointRefused
+from sglang_rollout.agent.checkpoint import Checkpoint, CheckpointRefused, read_checkpoint
 from sglang_rollout.agent.fault_points import FaultPoints
+from sglang_rollout.agent.hook import Hook
 from sglang_rollout.agent.journal import JournalFile
 from sglang_rollout.agent.live_transfer import LiveTransfer
 from sglang_rollout.agent.move_report import move_report
@@ -37,9 +39,11 @@ from sglang_rollout.protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
 from sglang_rollout.protocol.operations import Operation, OperationKind, OperationResult
 from sglang_rollout.protocol.report import EngineState, MoveReport
 from sglang_rollout.protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
+from sglang_rollout.transfer.hook_call import HookCall
+from sglang_rollout.transfer.hook_report import HookReport
 
 from . import checkpoints
-from .fake_engine import LOST, RANDOM, EngineDied, EngineRules
+from .fake_engine import LOST, RANDOM, EngineDied, EngineRules, name_in
 
 T = TypeVar("T")
 
@@ -173,6 +177,33 @@ class DirectEngine:
             raise EngineError("half of them")
         await self._point()
 
+    async def begin_weight_update(self) -> None:
+        rules = await self._before()
+        if rules.begin_session():
+            rules.end_session()
+            rules.begin_session()
+        await self._point()
+
+    async def end_weight_update(self) -> None:
+        rules = await self._before()
+        problem = rules.end_session()
+        await self._point()
+        if problem:
+            raise EngineError(problem)
+
+    async def update_weights_from_tensor(self, body: dict[str, Any], seconds: float) -> None:
+        rules = await self._before()
+        call = HookCall.from_name(name_in(base64.b64decode(body["serialized_named_tensors"][0])))
+        self._world.hooked = (call, self._of_rules(rules.begin_hook, call))
+        await self._point()
+        self._world.finish_load()
+        await self._point()
+
+    async def set_weight_version(self, version: str) -> None:
+        rules = await self._before()
+        rules.label(version)
+        await self._point()
+
     async def model_info(self) -> ModelInfo:
         rules = await self._before()
         return ModelInfo(rules.version, rules.path)
@@ -201,11 +232,14 @@ class Reference:
         if str(folder) in self._refused:
             raise CheckpointRefused("told to be refused")
 
+    def running(self, record: EngineRecord) -> Checkpoint:
+        return read_checkpoint(Path(record.order.model_path))
+
 
 class World:
     """One engine, one agent, and their operator. It is the agent's EngineWatch as well."""
 
-    def __init__(self, folder: Path, boot: WeightVersion, release: Release, backup: bool) -> None:
+    def __init__(self, folder: Path, boot: WeightVersion, release: Release, backup: bool, staged: int) -> None:
         self.release = release
         self.launch = LaunchOptions(memory_saver=True, weights_backup=backup)
         self.endless = False  # requests end only by an abort
@@ -215,12 +249,18 @@ class World:
         self.boot = boot
         self.refused: set[str] = set()
         self.loading: WeightVersion | None = None
+        self.hooked: tuple[HookCall, HookReport] | None = None
+        self.stage = StageSettings("Host" if staged else "None", max(staged, 1), 4096, folder / "stage")
+        self.ranks = 1
+        self._ended: list[Actor] = []
         self.violations: list[str] = []
         self.kept_before = False  # a move kept the cache: that it is stale was ordered
         self.engine = DirectEngine(self)
         self._folder = folder
         self._facts = EngineFacts()
         self.rules: EngineRules
+        self.room = StageRoom(self.stage)
+        self.room.reserve(read_checkpoint(Path(boot.path)))
         self.desired = AgentDesired(1, 1, boot, Execution())
         self.start_engine()
         self.actor = self.start_agent()
@@ -229,19 +269,26 @@ class World:
 
     def start_engine(self) -> None:
         self.starts += 1
-        self.loading = None
+        self.loading = self.hooked = None
         self.rules = EngineRules(
-            self.boot.path, self.boot.version, release=self.release, backup=self.launch.weights_backup
+            self.boot.path,
+            self.boot.version,
+            release=self.release,
+            backup=self.launch.weights_backup,
+            stage=self.stage.folder if self.stage.medium != "None" else None,
         )
 
     def kill_engine(self) -> None:
         self.violations += self.rules.violations
         self.rules.violations = []
         self.rules.alive = False
-        self.loading = None
+        self.loading = self.hooked = None
 
     def finish_load(self) -> bool:
         """The scheduler goes on with a load whose caller is gone, before whatever is asked next."""
+        hooked, self.hooked = self.hooked, None
+        if hooked is not None:
+            self.rules.say(self.rules.end_hook(*hooked))
         weights, self.loading = self.loading, None
         return weights is None or self.rules.end_load(weights.path, weights.version)
 
@@ -254,7 +301,7 @@ class World:
     @property
     def record(self) -> EngineRecord:
         order = LaunchOrder(self.boot.path, self.boot.version, launch=self.launch)
-        return EngineRecord(self.start_id, "", order, "d", "a")
+        return EngineRecord(self.start_id, "", order, "d", "a", self.stage.medium != "None")
 
     def observe(self) -> EngineFacts:
         rules = self.rules
@@ -272,12 +319,16 @@ class World:
     def start_agent(self) -> Actor:
         journal = FaultyJournal(self._folder / "journal.json", self.faults)
         settings = AgentSettings(rank=0, nodes=1, pod_uid="u", pod_ip="", profile_dir=self._folder / "profiles")
+        if hasattr(self, "actor"):
+            self._ended.append(self.actor)
+        settings = replace(settings, stage=self.stage)
         faults = FaultPoints()
         reference: Any = Reference(self.refused)
         watch: Any = self
         nothing: Any = None
-        staging = Staging(settings, StageRoom(StageSettings()), nothing, faults)
-        moves = MoveSteps(watch, journal, reference, settings, staging, nothing, LiveTransfer(""), faults)
+        staging = Staging(settings, self.room, nothing, faults)
+        hook = Hook(nothing, self.stage.folder)
+        moves = MoveSteps(watch, journal, reference, settings, staging, hook, LiveTransfer(""), faults)
         self.actor = Actor(watch, journal, moves, lambda: self.now, settings, faults)
         return self.actor
 
@@ -299,9 +350,19 @@ class World:
         while left > 0:
             if not self.rules.alive:
                 self.start_engine()
+            while self._ended:
+                await self._ended.pop().close()
             try:
+                if self.actor.must_register(self.observe()):
+                    await self.actor.register(self._facts)
+                    left -= 1
+                    continue
                 situation = self.actor.situation(self.desired, self.observe())
                 action = plan.next_action(situation)
+                if isinstance(action, actions.Nothing) and situation.background:
+                    await asyncio.sleep(0.001)
+                    self.step()
+                    continue
                 if isinstance(action, actions.Kill):
                     self.kill_engine()
                 elif isinstance(action, actions.Nothing):
@@ -355,7 +416,7 @@ class World:
         assert void or not rules.mixed
         if report.error or report.aborted or wanted.until in (Step.PREPARE, Step.CONTINUE):
             assert paused == level
-        at_target = not void and (rules.version, rules.path) == (wanted.weights.version, wanted.weights.path)
+        at_target = not void and rules.version == wanted.weights.version
         if report.error or report.aborted:
             assert not at_target
             return report
@@ -430,7 +491,7 @@ async def obey(
         case ("operations", kinds):
             listed = [Operation(f"o{number}.{n}", kind, 2, timeout_seconds=1.0) for n, kind in enumerate(kinds)]
             await world.order(replace(desired, operations=listed))
-        case ("requests", count, endless):
+        case ("requests", count, endless) if not world.actor.must_register(world.observe()):  # else none is routed
             if world.rules.pause_mode is None:
                 world.rules.running += count
             else:
@@ -452,10 +513,14 @@ Given = list[tuple[tuple[Any, ...], dict[int, str], int | None]]  # order, fault
 
 
 async def scenario(
-    orders: Given, versions: dict[str, WeightVersion], release: Release = NEWEST, backup: bool = False
+    orders: Given,
+    versions: dict[str, WeightVersion],
+    release: Release = NEWEST,
+    backup: bool = False,
+    staged: int = 0,
 ) -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        world = World(Path(folder), versions["1"], release, backup)
+        world = World(Path(folder), versions["1"], release, backup, staged)
         world.refused.add(versions["bad"].path)
         for number, (order, faults, actions) in enumerate(orders, start=2):
             world.faults.at, world.faults.passed = dict(faults), 0
@@ -475,6 +540,7 @@ async def scenario(
         assert world.rules.token()
         assert world.rules.served[-1] == "2"
         assert world.violations + world.rules.violations == []
+        await world.actor.close()
 
 
 @pytest.fixture(autouse=True)
@@ -486,7 +552,8 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def offered(tmp_path_factory: pytest.TempPathFactory) -> dict[str, WeightVersion]:
     folder = tmp_path_factory.mktemp("models")
     return {
-        label: WeightVersion(label, str(checkpoints.write(folder / f"v{label}"))) for label in ("1", "2", "3", "bad")
+        label: WeightVersion(label, str(checkpoints.write(folder / f"v{label}", fill=number)))
+        for number, label in enumerate(("1", "2", "3", "bad"))
     }
 
 
@@ -496,12 +563,15 @@ TO_2 = ("move", "2", Step.CONTINUE, PauseMode.RETRACT, KVCache.FLUSH)
 
 @pytest.mark.parametrize("fault", ["agent", "engine", "refused", "lost"])
 @pytest.mark.parametrize("mode", [PauseMode.RETRACT, PauseMode.IN_PLACE])
-def test_one_fault_at_each_point_of_a_move(offered: dict[str, WeightVersion], fault: str, mode: PauseMode) -> None:
+@pytest.mark.parametrize("staged", [0, 1])
+def test_one_fault_at_each_point_of_a_move(
+    offered: dict[str, WeightVersion], fault: str, mode: PauseMode, staged: int
+) -> None:
     order = ("move", "2", Step.CONTINUE, mode, KVCache.KEEP if mode is PauseMode.IN_PLACE else KVCache.FLUSH)
-    for point in range(1, 28):
-        asyncio.run(scenario([(order, {point: fault}, None)], offered))
+    for point in range(1, 44 if staged else 28):
+        asyncio.run(scenario([(order, {point: fault}, None)], offered, staged=staged))
         broken = [(("breaks", 1), {}, 0), (order, {point: fault}, 4), (("abort",), {}, None)]
-        asyncio.run(scenario(broken, offered))
+        asyncio.run(scenario(broken, offered, staged=staged))
 
 
 @settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
@@ -509,19 +579,27 @@ def test_one_fault_at_each_point_of_a_move(offered: dict[str, WeightVersion], fa
     orders=st.lists(st.tuples(ORDERS, FAULTS, st.one_of(st.none(), st.integers(0, 8))), max_size=8),
     release=st.sampled_from([OLDEST, NEWEST]),
     backup=st.booleans(),
+    staged=st.integers(0, 2),
 )
 @example(
     orders=[(("breaks", 3), {}, 0), (TO_2, {}, None), (("kill agent",), {}, None), (("abort",), {}, None)],
     release=NEWEST,
     backup=False,
+    staged=1,
 )
-@example(orders=[(("busy", 1), {}, 0), (TO_2, {3: "agent"}, None), (PAUSED, {}, None)], release=NEWEST, backup=False)
+@example(
+    orders=[(("busy", 1), {}, 0), (TO_2, {3: "agent"}, None), (PAUSED, {}, None)],
+    release=NEWEST,
+    backup=False,
+    staged=0,
+)
 @example(
     orders=[(TO_2, {12: "agent"}, 4), (("move", "3", Step.PREPARE, PauseMode.RETRACT, KVCache.FLUSH), {}, None)],
     release=NEWEST,
     backup=False,
+    staged=1,
 )
 def test_any_orders_under_any_faults(
-    offered: dict[str, WeightVersion], orders: Given, release: Release, backup: bool
+    offered: dict[str, WeightVersion], orders: Given, release: Release, backup: bool, staged: int
 ) -> None:
-    asyncio.run(scenario(orders, offered, release, backup))
+    asyncio.run(scenario(orders, offered, release, backup, staged))

@@ -104,7 +104,7 @@ class Staging:
 
     async def _receive(self, move: WeightMove, running: Checkpoint, slot: str, progress: Progressed) -> Prepared:
         if self._intake is None:
-            self._intake = TrainerIntake(self.room.folder)
+            self._intake = TrainerIntake(self.room.folder, python=self._settings.torch_python)
         source = move.source
         intake = Intake(
             transaction=move.id,
