@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SUMMARY = ROOT / "operator/sglang_rollout/transitions/summary.py"
+CONDITIONS = ROOT / "operator/sglang_rollout/transitions/fleet_conditions.py"
 PAGE = ROOT / "docs/troubleshooting.md"
 
 
 def reasons_of(function: str) -> set[str]:
-    """Reasons with which this function of the summary answers True."""
-    source = SUMMARY.read_text()
+    """Reasons with which this function answers True."""
+    source = CONDITIONS.read_text()
     body = re.search(rf"^def {function}\(.*?(?=^def |\Z)", source, re.MULTILINE | re.DOTALL)
-    assert body, f"{SUMMARY.name} has no {function}"
+    assert body, f"{CONDITIONS.name} has no {function}"
     return set(re.findall(r'return True, "(\w+)"', body.group()))
 
 

@@ -15,7 +15,7 @@ from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.operations import OperationReport, OperationResult
 from sglang_rollout.protocol.report import TURNED_INTO_RETRACT
 from sglang_rollout.transitions import revisions
-from sglang_rollout.transitions.summary import move_detail
+from sglang_rollout.transitions.fleet_conditions import move_detail
 from sglang_rollout.transitions.weight_checks import _of_engine, _passed
 
 from .simulation import SimEngine, Simulation, rollout_object

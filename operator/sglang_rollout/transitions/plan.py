@@ -19,13 +19,14 @@ from ..protocol.weights import PauseMode, WeightVersion
 from ..resources import UnusableSpec, fleet_children, headless_service, stateful_set
 from . import diagnosis, groups, members, memory, operations, removals, revisions, routing, weights
 from .engines import EngineView, view_engines
+from .fleet_facts import FleetFacts
 from .groups import GroupState
 from .memory import MemoryPlan
 from .observed import Observed, PodView
 from .operations import OperationsPlan
 from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan
 from .revisions import Revision
-from .summary import FleetFacts, router_url, summarize
+from .summary import router_url, summarize
 from .versions import is_allowed
 from .weight_steps import WeightsPlan
 
