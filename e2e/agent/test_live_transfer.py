@@ -159,7 +159,7 @@ async def test_nothing_is_touched_without_a_trainer(fleet: Fleet) -> None:
     await fleet.prepare(move)
     trainer.process.kill()
     trainer.process.wait()
-    with pytest.raises(EngineError, match="closed the connection"):
+    with pytest.raises(EngineError, match=r"closed the connection|broke"):
         await fleet.live.check(move)
     with pytest.raises(EngineError, match="there is no sender"):
         await fleet.prepare(move)

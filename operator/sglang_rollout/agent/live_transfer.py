@@ -19,6 +19,7 @@ from sglang_rollout.transfer.session import (
     Contents,
     Hello,
     Message,
+    Ready,
     Refused,
     Sealed,
     SessionError,
@@ -30,7 +31,8 @@ from .live_exchange import Exchange, Sender, reason_of
 from .sglang import EngineError, SGLang
 
 CONNECT_SECONDS = 5.0
-LOOK_SECONDS = 0.01  # at what has come while nobody waited
+ANSWER_SECONDS = 3.0
+ARE_YOU_THERE = -1  # no bucket has this number
 
 _MODES = {SourceKind.DIRECT: "direct", SourceKind.COLOCATED: "colocated"}
 
@@ -81,12 +83,12 @@ class LiveTransfer:
         nothing has been touched."""
         for sender in self._of(move).senders:
             try:
-                said = await sender.link.receive(LOOK_SECONDS)
-            except TimeoutError:
-                continue
-            except SessionError as error:
-                raise EngineError(f"sender {sender.address}: {error}") from error
-            raise EngineError(f"sender {sender.address}: {reason_of(said)}")
+                await sender.link.send(Ready(ARE_YOU_THERE))
+                said = await sender.link.receive(ANSWER_SECONDS)
+            except (SessionError, TimeoutError) as error:
+                raise EngineError(f"sender {sender.address}: {error or 'it does not answer'}") from error
+            if said != Ready(ARE_YOU_THERE):
+                raise EngineError(f"sender {sender.address}: {reason_of(said)}")
 
     async def apply(self, move: WeightMove, engine: SGLang) -> None:
         """The weights into the paused and flushed engine, in one session of its own. Raises EngineError, after which

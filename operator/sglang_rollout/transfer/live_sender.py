@@ -21,6 +21,7 @@ from .session import (
     Message,
     Next,
     Payload,
+    Ready,
     Refused,
     Sealed,
     SessionError,
@@ -160,6 +161,8 @@ class _Conversation:
                 case Joined(group) if group == giving.group:
                     await self._in_thread(giving.join, self._left())
                     await link.send(Joined(group))
+                case Ready():  # it asks whether we are still there
+                    await link.send(said)
                 case Next(number) if 0 <= number < len(manifest.buckets):
                     self._good = False
                     details, blob = await self._in_thread(giving.prepare, number)
