@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from sglang_rollout.transfer.giving import EngineGroups, HandingOver
+from sglang_rollout.transfer.giving import EngineGroups, Giving, HandingOver
 from sglang_rollout.transfer.link import Link
-from sglang_rollout.transfer.live_sender import Giving, LiveSender, LiveSending, WrongForEngine
+from sglang_rollout.transfer.live_sender import LiveSender, LiveSending, WrongForEngine
 from sglang_rollout.transfer.live_weights import LiveWeights
 from sglang_rollout.transfer.reception import Reception
 from sglang_rollout.transfer.session import Hello
@@ -94,7 +94,7 @@ async def serve(orders: Orders) -> None:
     groups = EngineGroups("127.0.0.1")
     for version, folder in orders.versions.items():
         tensors = tensors_of(folder, orders.fault)
-        weights = LiveWeights(tensors, orders.bucket_bytes, lambda size: torch.empty(size, dtype=torch.uint8))
+        weights = LiveWeights(tensors, orders.bucket_bytes, _buffer)
         await asyncio.to_thread(weights.survey)
         if orders.fault == "changed":
             next(iter(tensors.values())).add_(1.0)
@@ -129,6 +129,10 @@ async def serve(orders: Orders) -> None:
             flush=True,
         )
     await reception.close()
+
+
+def _buffer(size: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ def some() -> dict[str, torch.Tensor]:
     }
 
 
-def host(size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8)
+def host(size: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def surveyed(tensors: Any, bucket_bytes: int = 70) -> LiveWeights:

@@ -3,7 +3,7 @@ GPUs. Needs torch."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from .handover import collect, entry
 from .link import Link
@@ -11,6 +11,29 @@ from .live_weights import LiveWeights
 from .session import Hello
 from .transports import GLOO
 from .transports.engine_group import EngineGroup, choose
+
+
+class Giving(Protocol):
+    """How one engine gets its buckets. What blocks is called in a thread."""
+
+    transport: str
+    group: str
+
+    def details(self) -> dict[str, str]:
+        """For the Welcome."""
+        ...
+
+    def join(self, seconds: float) -> None: ...
+    def prepare(self, number: int) -> tuple[dict[str, str], bytes]:
+        """Details and blob of the Payload. Blocks. Raises WeightsChanged."""
+        ...
+
+    def give(self, number: int, seconds: float) -> None:
+        """The bytes are with the engine when it returns. Blocks. Raises TransportBroken."""
+        ...
+
+    def taken(self, number: int) -> None: ...
+    def abort(self) -> None: ...
 
 
 class Broadcasting:
@@ -73,8 +96,9 @@ class EngineGroups:
             kept.abort()
         return Broadcasting(weights, EngineGroup(self._host or link.own, transport, hello.ranks))
 
-    def keep(self, hello: Hello, giving: Broadcasting, good: bool) -> None:
-        if good and giving.engine_group.joined:
+    def keep(self, hello: Hello, giving: Giving, good: bool) -> None:
+        """good: nothing went wrong with it."""
+        if good and isinstance(giving, Broadcasting) and giving.engine_group.joined:
             self._kept[hello.receiver] = giving.engine_group
 
     def close(self) -> None:

@@ -69,8 +69,8 @@ def entry(bucket: Bucket, flat: Any) -> bytes:
 
 
 def shareable(size: int, device: Any) -> Any:
-    """A buffer in GPU memory that another process can open: neither memory that can be released (torch_memory_saver)
-    nor expandable segments can be."""
+    """A buffer that another process can open if it is in GPU memory: neither memory that can be released
+    (torch_memory_saver) nor expandable segments can be."""
     import torch
 
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")

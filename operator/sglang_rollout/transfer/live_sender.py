@@ -8,8 +8,9 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from .giving import Giving
 from .link import Link
 from .live_weights import LiveWeights, WeightsChanged
 from .reception import Reception, refuse
@@ -33,29 +34,6 @@ from .transports import TransportBroken, TransportUnable
 log = logging.getLogger(__name__)
 
 STUCK_SECONDS = 5.0  # after which the thread of an aborted transfer is left to itself
-
-
-class Giving(Protocol):
-    """How one engine gets its buckets. What blocks is called in a thread."""
-
-    transport: str
-    group: str
-
-    def details(self) -> dict[str, str]:
-        """For the Welcome."""
-        ...
-
-    def join(self, seconds: float) -> None: ...
-    def prepare(self, number: int) -> tuple[dict[str, str], bytes]:
-        """Details and blob of the Payload. Blocks. Raises WeightsChanged."""
-        ...
-
-    def give(self, number: int, seconds: float) -> None:
-        """The bytes are with the engine when it returns. Blocks. Raises TransportBroken."""
-        ...
-
-    def taken(self, number: int) -> None: ...
-    def abort(self) -> None: ...
 
 
 class WrongForEngine(Exception):

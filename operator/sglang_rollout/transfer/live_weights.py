@@ -27,9 +27,9 @@ class LiveWeights:
     must not change until all engines have them: that is looked at, and refused."""
 
     def __init__(
-        self, tensors: NamedTensors, bucket_bytes: int, allocate: Callable[[int], Any], algorithm: str = ""
+        self, tensors: NamedTensors, bucket_bytes: int, allocate: Callable[[int, Any], Any], algorithm: str = ""
     ) -> None:
-        """`allocate`: a buffer of so many bytes (torch.uint8), where it is to be sent from."""
+        """`allocate`: a buffer of so many bytes (torch.uint8) on that device, from which they are sent."""
         self._tensors = tensors
         self._bucket_bytes = bucket_bytes
         self._allocate = allocate
@@ -97,7 +97,7 @@ class LiveWeights:
         return buckets_of(named, self._bucket_bytes)
 
     def _flat(self, bucket: TensorBucket) -> Any:
-        into = self._allocate(bucket.bucket.size)
+        into = self._allocate(bucket.bucket.size, bucket.device)
         bucket.write_flat(into)
         return into
 

@@ -64,6 +64,11 @@ class TensorBucket:
             for device in {t.device for t in self._tensors if t.device.type == "cuda"}
         ]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the first of them is."""
+        return self._tensors[0].device
+
     def pieces(self, *, gpu: bool) -> list[torch.Tensor]:
         """Flat tensors of bytes, as pieces_of() cuts the bucket; in host memory unless `gpu`."""
         for event in self._made:
