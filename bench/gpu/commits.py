@@ -73,8 +73,10 @@ class Commits:
         return found
 
     def register(self, medium: str) -> dict[str, Any]:
+        """Again whenever the medium changes: the loader keeps one stage mapped."""
         use_medium(self.settings, medium)
         if medium not in self.registered:
+            self.registered.clear()
             report = checked(self.engine.outside_pause(Action.REGISTER), "register")
             self.registered[medium] = {**report.seconds, "notes": report.notes}
         found: dict[str, Any] = self.registered[medium]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -116,25 +116,39 @@ def prepare(settings: Settings, facts: Facts) -> Prepared:
         host = reserve_host(settings.work / "host", slot_size(settings), slots)
     stages = {} if settings.cpu else {"device": Stage(settings.work / "device", CudaDriver())}
     stages["host"] = host
-    roots: dict[str, str] = {}
-    held: dict[str, tuple[str, ...]] = {}
-    for number, (medium, stage) in enumerate(stages.items()):
-        versions = held[medium] = (
-            VERSIONS[number : number + 1] if settings.lean and len(stages) > 1 else VERSIONS[:slots]
-        )
-        for slot, version in zip(SLOT_NAMES, versions, strict=False):
-            with _noted(facts, f"read {version} into the {medium} stage (engine starting), s"):
-                if settings.lean:
-                    manifest = _fill(settings, stage, slot, version, values[version])
-                else:
-                    manifest = read_into(settings, stage, slot, version)
-            if roots.setdefault(version, manifest.root) != manifest.root:
-                raise RuntimeError(f"{version} has another digest on the {medium} than elsewhere")
+    held = {
+        medium: VERSIONS[number : number + 1] if settings.lean and len(stages) > 1 else VERSIONS[:slots]
+        for number, medium in enumerate(stages)
+    }
+    # Media at once: copying to a GPU and filling host memory hardly meet.
+    with ThreadPoolExecutor(len(stages)) as pool:
+        found = [
+            pool.submit(_stage_all, settings, facts, medium, stage, held[medium], values)
+            for medium, stage in stages.items()
+        ]
+        roots: dict[str, str] = {}
+        for (medium, _), one in zip(stages.items(), found, strict=True):
+            for version, root in one.result().items():
+                if roots.setdefault(version, root) != root:
+                    raise RuntimeError(f"{version} has another digest on the {medium} than elsewhere")
     if not settings.cpu:
         import torch
 
         torch.cuda.empty_cache()
     return Prepared(roots, size, host, held)
+
+
+def _stage_all(
+    settings: Settings, facts: Facts, medium: str, stage: Stage, versions: Sequence[str], values: dict[str, Values]
+) -> dict[str, str]:
+    roots: dict[str, str] = {}
+    for slot, version in zip(SLOT_NAMES, versions, strict=False):
+        with _noted(facts, f"read {version} into the {medium} stage (engine starting), s"):
+            if settings.lean:
+                roots[version] = _fill(settings, stage, slot, version, values[version]).root
+            else:
+                roots[version] = read_into(settings, stage, slot, version).root
+    return roots
 
 
 def read_into(settings: Settings, stage: Stage, slot: str, version: str) -> Manifest:

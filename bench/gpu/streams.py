@@ -18,7 +18,7 @@ import aiohttp
 BEFORE = 0.8  # seconds before an event, by whose rate it is judged
 RESUMED = 0.6  # seconds after it, in which running requests are taken up again
 AFTER = 1.4  # of which the rest, behind RESUMED, is judged by as well
-TOKENS = 3000  # of a request: none ends while an event is looked at
+TOKENS = 1200  # of a request: none ends while an event is looked at, and all find room in a small KV cache
 _COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
 
 
@@ -53,10 +53,11 @@ def _rate(stamps: list[float], begin: int, end: int) -> float:
 class DecodeStreams:
     """Times are those of time.monotonic(), which all processes share."""
 
-    def __init__(self, url: str, streams: int) -> None:
+    def __init__(self, url: str, streams: int, key: str = "") -> None:
+        """`key` of the engine's data routes."""
         context = multiprocessing.get_context("spawn")
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_run, args=(theirs, url, streams), daemon=True)
+        self._process = context.Process(target=_run, args=(theirs, url, streams, key), daemon=True)
 
     def __enter__(self) -> DecodeStreams:
         self._process.start()
@@ -105,13 +106,14 @@ class DecodeStreams:
         return self._ours.recv()
 
 
-def _run(pipe: Connection, url: str, streams: int) -> None:
-    asyncio.run(_Load(url).run(pipe, streams))
+def _run(pipe: Connection, url: str, streams: int, key: str) -> None:
+    asyncio.run(_Load(url, key).run(pipe, streams))
 
 
 class _Load:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, key: str) -> None:
         self._url = url
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._stamps: list[float] = []
         self._sent: dict[int, float] = {}  # by stream: when the request was sent whose tokens come
         self._failed = 0
@@ -145,7 +147,7 @@ class _Load:
             sent = time.monotonic()
             tokens = 0
             try:
-                async with session.post(self._url + "/generate", json=body) as response:
+                async with session.post(self._url + "/generate", json=body, headers=self._headers) as response:
                     if response.status != 200:
                         raise aiohttp.ClientError(f"answered {response.status}")
                     async for line in response.content:
