@@ -58,4 +58,5 @@ async def test_an_engine_of_unknown_bytes_is_told_of_without_an_order_too(servin
     report = await serving.until(lambda report: report.move is not None and report.engine.paused)
     assert report.move is not None
     assert report.move.dirty
+    assert report.move.id == "m1"
     assert report.engine.weight_version == ""

@@ -340,7 +340,10 @@ class Simulation:
     def _run_move(self, pod: SimPod) -> None:
         engine = pod.engine
         order = pod.desired.move if pod.desired else None
-        if engine is None or engine.state is not EngineState.SERVING or engine.mixed:
+        if engine is None or engine.state is not EngineState.SERVING:
+            return
+        if engine.mixed:
+            self._repair(pod, engine, order)
             return
         if order is None:
             pod.move = None
@@ -370,6 +373,14 @@ class Simulation:
         if pod.rank == 0 and not self._do(step, pod, engine, order):
             return
         pod.move = replace(pod.move, reached=step)
+
+    @staticmethod
+    def _repair(pod: SimPod, engine: SimEngine, order: WeightMove | None) -> None:
+        """Another move brings whole weights; the one that has failed does not go on."""
+        failed = pod.move.id if pod.move else ""
+        if order is not None and order.id != failed and order.until >= Step.APPLY and not order.abort:
+            engine.bytes_version, engine.mixed, engine.void = order.weights.version, False, ""
+            pod.move = MoveReport(order.id, reached=Step.APPLY)
 
     def _run_ahead(self, pod: SimPod) -> None:
         order = pod.desired.prepare if pod.desired else None

@@ -106,6 +106,31 @@ def test_an_engine_that_fails_in_mid_commit_is_restarted_at_the_new_version() ->
     assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
 
 
+def test_an_engine_that_is_kept_gated_says_what_to_do_and_is_repaired_by_another_version() -> None:
+    kept = {"failurePolicy": "KeepGated"}
+    fleet = Simulation(weights=kept)
+    fleet.settle()
+    fleet.break_next_apply = True
+    fleet.patch(weights=disk("2", **kept))
+    fleet.settle(120)
+    assert list(fleet.serving().values()) == ["2"]
+    fleet.bad_paths.add("/models/vBad")
+    fleet.patch(weights=disk("Bad", **kept))
+    fleet.settle(120)
+    assert list(fleet.serving().values()) == ["2"], "it is kept as it is"
+    fleet.patch(weights=disk("2", **kept))
+    fleet.settle(20)
+    (gated,) = [engine for engine in fleet.rollout.status.engines if not engine.routable]
+    for told in (gated.message, fleet.condition("Degraded").message, fleet.condition("Ready").message):
+        assert "move the fleet to another weights.version" in told
+    start = next(pod.engine.start_id for pod in fleet.pods.values() if pod.name == f"{gated.name}-0" and pod.engine)
+    fleet.patch(weights=disk("3", **kept))
+    fleet.settle(60)
+    assert fleet.serving() == {"f-e0-0": "3", "f-e1-0": "3"}
+    assert start in {pod.engine.start_id for pod in fleet.pods.values() if pod.engine}, "the same process"
+    assert fleet.condition("Ready").status == "True"
+
+
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_an_engine_on_a_lost_node_is_replaced_under_a_new_index(nodes: int) -> None:
     fleet = Simulation(engine={"image": "i", "nodes": nodes, "tensorParallelSize": nodes})

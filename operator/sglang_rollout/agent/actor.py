@@ -143,6 +143,7 @@ class Actor:
             operations=tuple(journal.operations),
             operation_look_at=self._one_shots.look_at,
             drain_seconds=self._drain_seconds,
+            open_move=journal.open_apply.move_id if journal.open_apply else "",
             held_root=weights.root if weights is not None and told else "",
             ahead=self._preparations.ahead,
             background=self._preparations.busy,

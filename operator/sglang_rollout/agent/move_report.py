@@ -44,7 +44,7 @@ def move_report(situation: Situation) -> MoveReport | None:
     move, progress = situation.move, situation.progress
     if move is None or progress is None:
         # Without an order there is nothing to repeat: it must be known all the same that no version is in there.
-        return MoveReport("", error=UNKNOWN_BYTES, dirty=True) if lost(situation) else None
+        return MoveReport(situation.open_move, error=UNKNOWN_BYTES, dirty=True) if lost(situation) else None
     without_hope = lost(situation)
     # An error beside `dirty: false` says that the old weights serve: never while an apply is being repeated.
     problem = progress.error or progress.problem or UNKNOWN_BYTES

@@ -104,7 +104,8 @@ class Situation:
     now. released: also what a call that was begun may have released; unsure: there is such a call, and nobody waits
     for its answer any more. void: why its bytes are no weights at all. held_root: digest of the manifest of what the
     engine holds, where it is known. ahead: of desired.prepare. background: something is being prepared, for whatever
-    order, or has not ended yet. drain_seconds: that requests may take to end before the engine does."""
+    order, or has not ended yet. drain_seconds: that requests may take to end before the engine does.
+    open_move: id of the move that made it dirty."""
 
     desired: AgentDesired
     facts: EngineFacts
@@ -123,6 +124,7 @@ class Situation:
     operations: tuple[OperationRecord, ...] = ()
     operation_look_at: float = 0.0
     drain_seconds: float = 45.0
+    open_move: str = ""
     held_root: str = ""
     ahead: Progress | None = None
     background: bool = False

@@ -61,6 +61,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         registered=routable & _registered(engines, observed),
         # An order that is on its way is no news to people.
         routers_in_step=in_step or _in_step(replace(observed, untold=frozenset(), external_untold=False), desired),
+        keeps_dirty=spec.weights.failure_policy == "KeepGated",
         router_behind=_router_behind(observed, router_stamp),
         weights=moved.status,
         outdated=revision.outdated,

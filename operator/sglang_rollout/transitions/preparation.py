@@ -14,7 +14,7 @@ from ..protocol.weights import Step, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
 from .sources import Keepers, agents_of, transfer_of
-from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, settle
+from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, settle, transaction_id
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Preparation:
 
     def _transaction(self, attempt: int) -> WeightTransaction:
         return WeightTransaction(
-            id=f"g{self.generation}.{attempt}:{self.target.version}"[:128],
+            id=transaction_id(f"g{self.generation}.{attempt}", self.target.version),
             version=self.target.version,
             path=self.target.path,
             source=self._transfer,

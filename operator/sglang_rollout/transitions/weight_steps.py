@@ -10,6 +10,7 @@ from urllib.parse import quote
 from ..api import Spec, WeightsStatus
 from ..api.conditions import timestamp
 from ..api.status import WeightTransaction
+from ..protocol.memory import MemoryTag
 from ..protocol.weights import KVCache, PauseMode, Source, Step, Verify, WeightMove, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
@@ -61,7 +62,7 @@ def settle(
     stranded: set[int] = set()
     for engine in members:
         move = engine.leader.move if engine.leader else None
-        if engine.movable and engine.version != committed.version:
+        if (engine.movable and engine.version != committed.version) or _is_worth_a_repair(engine, spec, committed):
             if order := catch_up(spec, engine, keepers, weights, now):
                 moves[engine.index] = order
             else:
@@ -112,13 +113,34 @@ def _catch_up_order(
 
 def _catch_up_id(engine: EngineView, committed: WeightVersion, now: datetime) -> str:
     """The same while it goes on; another one from time to time after it was refused or given up, to try again."""
-    # Labels may hold what separates the parts.
-    what = [quote(part, safe="") for part in (committed.version, engine.void) if part]
-    name = ":".join([f"catch-up:{engine.start_id}", *what])
+    name = _catch_up_name(engine, committed)
     move = engine.leader.move if engine.leader else None
     if move is None or move.id.split("#")[0] != name:
         return name
     return f"{name}#{int(now.timestamp() // RETRY_SECONDS)}" if move.error or move.aborted else move.id
+
+
+def _catch_up_name(engine: EngineView, committed: WeightVersion) -> str:
+    # Labels may hold what separates the parts.
+    what = [quote(part, safe="") for part in (committed.version, engine.void) if part]
+    return ":".join([f"catch-up:{engine.start_id}", *what])
+
+
+def _is_worth_a_repair(engine: EngineView, spec: Spec, committed: WeightVersion) -> bool:
+    """failurePolicy KeepGated leaves an engine of unknown bytes alone, until the fleet is at another version than that
+    which failed on it."""
+    move = engine.leader.move if engine.leader else None
+    if spec.weights.failure_policy != "KeepGated" or not (engine.serving and engine.dirty) or move is None:
+        return False
+    if not move.id or MemoryTag.WEIGHTS in engine.released:
+        return False
+    of_the_fleet = transaction_id(move.id.split(":", 1)[0], committed.version)
+    return move.id != of_the_fleet and move.id.split("#")[0] != _catch_up_name(engine, committed)
+
+
+def transaction_id(attempt: str, version: str) -> str:
+    """attempt: g<generation>.<number>."""
+    return f"{attempt}:{version}"[:128]
 
 
 def _has_ended(engine: EngineView, move_id: str) -> bool:
