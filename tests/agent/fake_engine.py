@@ -70,6 +70,7 @@ class EngineRules:
     session: bool = False  # of weight updates, open
     layouts: set[str] = field(default_factory=set)  # that the loader has rehearsed
     ranks: int = 1
+    other_stages: tuple[Path, ...] = ()  # of the engine's other pods, one rank each
     silent_ranks: int = 0  # whose loader writes no report
     refuses: str = ""  # what the loader says of any weights that it is asked about
     served: list[str] = field(default_factory=list)
@@ -327,7 +328,12 @@ class EngineRules:
     def say(self, report: HookReport) -> None:
         assert self.stage is not None
         for rank in range(self.ranks - self.silent_ranks):
-            write_report(self.stage, replace(report, rank=rank))
+            own = self.ranks - len(self.other_stages)
+            folder = self.stage if rank < own else self.other_stages[rank - own]
+            held = [slot.sealed.root for slot in read_index(folder).slots if slot.sealed]
+            lacks = report.root not in ("", *held)
+            problem = f"{report.root[:12]} are not staged here" if lacks else report.problem
+            write_report(folder, replace(report, rank=rank, problem=problem))
 
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -71,6 +71,7 @@ class FakePod:
         self.engine: FakeEngine | None = None
         self.record: EngineRecord | None = None
         self.kills: list[str] = []
+        self.shared: dict[str, Any] = {}  # of every desired state
         self.refuses_kills = 0
         self.session: aiohttp.ClientSession | None = None
         self._agent: AsyncExitStack | None = None
@@ -167,7 +168,7 @@ class FakePod:
 
     def desired(self, **changes: Any) -> AgentDesired:
         fields = {"lease_term": 1, "generation": 1, "boot": self.boot, "execution": Execution(), "probe_seconds": 0.0}
-        return AgentDesired(**{**fields, **changes})
+        return AgentDesired(**{**fields, **self.shared, **changes})
 
     async def call(
         self, method: str, path: str, body: bytes | None = None, token: str | None = None

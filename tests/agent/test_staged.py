@@ -12,12 +12,14 @@ import pytest_asyncio
 
 from sglang_rollout.agent import stage_room
 from sglang_rollout.agent.settings import StageSettings
-from sglang_rollout.protocol.desired import Execution, ExecutionState
+from sglang_rollout.protocol.desired import Execution, ExecutionState, GroupAssignment
+from sglang_rollout.protocol.launch import LaunchOrder
 from sglang_rollout.protocol.report import AgentReport, EngineState
 from sglang_rollout.protocol.weights import KVCache, PauseMode, Source, SourceKind, Step, WeightMove, WeightVersion
 
 from . import checkpoints
 from .conftest import Versions
+from .fake_engine import free_port
 from .fake_pod import FakePod, MakePod, eventually
 
 
@@ -337,3 +339,76 @@ async def test_weights_lost_to_a_release_come_back_from_the_stage(pod: FakePod, 
     await pod.put(pod.desired(move=again, execution=Execution(ExecutionState.PAUSED)))
     report = await pod.until(lambda r: r.move is not None and r.move.id == "reload")
     assert report.engine.state is EngineState.SERVING
+
+
+async def test_a_trainer_that_is_lost_is_made_good_by_a_peer(
+    make_pod: MakePod, staging: StageSettings, versions: Versions, tmp_path: Path
+) -> None:
+    """The same order tells later who has what did not come."""
+    peer = await make_pod(stage=staging)
+    await peer.launch()
+    await peer.serving()
+    await peer.put(peer.desired(prepare=order(versions("2"), Step.PREPARE), peer_key="secret"))
+    report = await peer.until(lambda r: r.prepare is not None and r.prepare.reached is Step.PREPARE)
+    root = report.stage.held[0].root
+
+    pod = await make_pod(stage=replace(staging, folder=tmp_path / "other"))
+    await pod.launch()
+    await pod.serving()
+    gone = Source(SourceKind.STAGED, ["127.0.0.1:9"], members=2)
+    wanted = order(WeightVersion("2", ""), source=gone, timeout_seconds=5.0)
+    report = await move(pod, wanted, peer_key="secret")
+    assert report.move is not None
+    assert report.move.error
+    assert not report.move.refused
+    address = f"{peer.settings.pod_ip}:{peer.settings.agent_port}"
+    report = await move(pod, replace(wanted, source=replace(gone, root=root, peers=[address])), peer_key="secret")
+    assert report.move is not None
+    assert (report.move.error, report.engine.weight_version, report.engine.weights_root) == ("", "2", root)
+    # A version that nobody keeps any more comes from its folder, if it has one.
+    lost = Source(SourceKind.KEPT, root="ab" * 32, peers=[address])
+    report = await move(pod, order(WeightVersion("3", ""), source=lost, timeout_seconds=5.0), peer_key="secret")
+    assert report.move is not None
+    assert "it lies in no folder" in report.move.error
+    report = await move(pod, order(versions("3"), id="from-folder", source=lost), peer_key="secret")
+    assert report.engine.weight_version == "3"
+
+
+async def test_the_pods_of_one_engine_are_heard_each(
+    make_pod: MakePod, staging: StageSettings, versions: Versions, tmp_path: Path
+) -> None:
+    port = free_port()
+    away = replace(staging, folder=tmp_path / "other")
+    other = await make_pod(rank=1, nodes=2, ip="127.0.0.2", agent_port=port, stage=away)
+    pod = await make_pod(rank=0, nodes=2, agent_port=port, stage=staging)
+    group = GroupAssignment(1, pod.settings.pod_uid, pod.settings.pod_ip)
+    for one in (pod, other):
+        one.shared = {"group": group, "peer_key": "secret"}
+    pod.shared["fellows"] = [f"{other.settings.pod_ip}:{other.settings.agent_port}"]
+    for one in (pod, other):
+        await one.put(one.desired())
+    launch = LaunchOrder(versions("1").path, "1")
+    await pod.ask_to_start("s0")
+    await other.ask_to_start("s1")
+    engine = await pod.run_engine("s0", launch, ranks=2, other_stages=(other.settings.stage.folder,))
+    await other.run_engine("s1", launch)
+    for one in (pod, other):
+        await one.serving()
+    wanted = order(versions("2"), Step.PREPARE)
+    await other.put(other.desired(move=wanted))
+    await other.until(lambda r: r.move is not None and r.move.reached is Step.PREPARE)
+    await other.put(other.desired(move=replace(wanted, until=Step.CONTINUE)))
+    report = await move(pod, replace(wanted, until=Step.CONTINUE))
+    assert (report.move and report.move.error, report.engine.weight_version) == ("", "2")
+    assert engine.rules.violations == []
+    # The other pod has not staged it: nothing of it is put into either.
+    engine.rules.calls.clear()
+    engine.rules.layouts.clear()
+    await pod.stop_agent()
+    await pod.start_agent()
+    report = await move(pod, order(versions("3"), timeout_seconds=1.0))
+    assert report.move is not None
+    assert "rank 1" in report.move.error
+    assert "are not staged here" in report.move.error
+    assert not report.move.dirty
+    assert "hook apply" not in engine.rules.calls

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from sglang_rollout.protocol.weights import Source, WeightVersion
 
 from .checkpoint import CheckpointRefused
+from .sglang import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,10 @@ class Preparing:
     seconds: float = 0.0
     done_bytes: int = 0
     of_bytes: int = 0
+
+
+class NotPrepared(Exception):
+    """It failed this time; the sentence says why."""
 
 
 class Background:
@@ -98,6 +103,9 @@ class Background:
             return None, f"not prepared within {seconds:g} s", False, False
         except OSError as problem:
             return None, str(problem), False, True
+        except (NotPrepared, EngineError) as problem:
+            log.warning("preparation of %s: %s", begun.order, problem)
+            return None, str(problem), False, False
         except Exception as problem:
             log.exception("preparation of %s", begun.order)
             return None, str(problem) or type(problem).__name__, False, False

@@ -231,7 +231,9 @@ class MoveSteps:
         path = info.path if way is Way.ENGINE else move.weights.path
         if WeightVersion(info.version, path) != move.weights:
             raise EngineError(f"the engine says that it holds {info.version!r} from {info.path}")
-        return HeldWeights(situation.facts.start_id, move.weights, root)
+        # Read from the folder of a version that is known by another root: what it is called is all that is known of it.
+        known = root if move.source.root in ("", root) else ""
+        return HeldWeights(situation.facts.start_id, move.weights, known)
 
     async def _apply_staged(self, move: WeightMove, root: str, situation: Situation) -> None:
         engine = self._watch.engine

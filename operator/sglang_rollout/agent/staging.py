@@ -16,13 +16,13 @@ from sglang_rollout.protocol.weights import SourceKind, WeightMove
 from sglang_rollout.transfer.checkpoint_files import CheckpointUnusable
 from sglang_rollout.transfer.digests import ALGORITHMS
 from sglang_rollout.transfer.disk_reader import Reading, StagingStopped, stage_checkpoint
-from sglang_rollout.transfer.intake import Intake, IntakeRefused, TrainerIntake
+from sglang_rollout.transfer.intake import Intake, IntakeFailed, IntakeRefused, TrainerIntake
 from sglang_rollout.transfer.manifest import Manifest, ManifestRefused
 from sglang_rollout.transfer.peer_pull import PeersFailed, pull
 from sglang_rollout.transfer.stage import BytesRefused, Stage
 from sglang_rollout.transfer.stage_index import StageUnusable
 
-from .background import Prepared, Progressed
+from .background import NotPrepared, Prepared, Progressed
 from .checkpoint import Checkpoint, CheckpointRefused
 from .fault_points import FaultPoints
 from .journal import StagedNote
@@ -30,10 +30,6 @@ from .settings import AgentSettings
 from .stage_room import StageRoom
 
 log = logging.getLogger(__name__)
-
-
-class NothingToStageFrom(Exception):
-    """None of the places that a move names has its weights; the sentence says which were asked."""
 
 
 class Staging:
@@ -100,7 +96,7 @@ class Staging:
             return await self._read(move, running, stage, slot, progress)
         where = "" if source.peers else "no peer is known that keeps it, "
         problems.append(f"{where}and it lies in no folder")
-        raise NothingToStageFrom(f"version {move.weights.version!r} is not to be had: {'; '.join(problems)}")
+        raise NotPrepared(f"version {move.weights.version!r} is not to be had: {'; '.join(problems)}")
 
     async def _receive(self, move: WeightMove, running: Checkpoint, slot: str, progress: Progressed) -> Prepared:
         if self._intake is None:
@@ -125,6 +121,8 @@ class Staging:
             received = await self._intake.receive(intake, progress)
         except IntakeRefused as refusal:
             raise CheckpointRefused(str(refusal)) from refusal
+        except IntakeFailed as error:
+            raise NotPrepared(str(error)) from error
         return Prepared(received.root, received.nonfinite)
 
     async def _read(
