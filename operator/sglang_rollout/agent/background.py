@@ -60,6 +60,8 @@ class Background:
         self._clock = clock
         self._tell = tell
         self._task: asyncio.Task[None] | None = None
+        self._work: asyncio.Task[Prepared] | None = None
+        self._told_to_end = False
         self._told_at = 0.0
         self.state: Preparing | None = None
 
@@ -71,12 +73,20 @@ class Background:
     def begin(self, begun: Preparing, work: Callable[[Progressed], Awaitable[Prepared]], seconds: float) -> None:
         """Only when none is running. Raising from `work`: CheckpointRefused is for good, OSError may pass."""
         assert not self.running
+
+        async def working() -> Prepared:
+            return await work(self._progressed(begun))
+
         self.state = begun
-        self._task = asyncio.get_running_loop().create_task(self._run(begun, work, seconds))
+        self._told_to_end = False
+        loop = asyncio.get_running_loop()
+        self._work = loop.create_task(working())
+        self._task = loop.create_task(self._run(begun, self._work, seconds))
 
     def cancel(self) -> None:
-        if self._task is not None and self._task.cancel():
+        if self.running and not self._told_to_end:
             log.info("the preparation of %s is ended", self.state.order if self.state else "")
+        self._end()
         self.state = None
 
     async def close(self) -> None:
@@ -84,23 +94,33 @@ class Background:
         if self._task is not None:
             await asyncio.wait([self._task])
 
-    async def _run(self, begun: Preparing, work: Callable[[Progressed], Awaitable[Prepared]], seconds: float) -> None:
+    def _end(self) -> None:
+        """Once: a second cancellation would break off the first one's waiting for what still writes."""
+        if self._work is not None and not self._told_to_end:
+            self._told_to_end = True
+            self._work.cancel()
+
+    async def _run(self, begun: Preparing, work: asyncio.Task[Prepared], seconds: float) -> None:
         try:
-            self._note(begun, *await self._outcome(begun, work, seconds))
+            late = not (await asyncio.wait([work], timeout=seconds))[0]
+            if late:
+                self._end()
+                self._note(begun, None, f"not prepared within {seconds:g} s", False, False)
+                self._tell()
+                await asyncio.gather(work, return_exceptions=True)  # it may be deaf for long: slow storage
+            else:
+                self._note(begun, *self._outcome(begun, work))
         finally:
             self._tell()
 
-    async def _outcome(
-        self, begun: Preparing, work: Callable[[Progressed], Awaitable[Prepared]], seconds: float
-    ) -> tuple[Prepared | None, str, bool, bool]:
+    def _outcome(self, begun: Preparing, work: asyncio.Task[Prepared]) -> tuple[Prepared | None, str, bool, bool]:
         """What was prepared, or the error, and whether it is for good or may pass."""
         try:
-            async with asyncio.timeout(seconds):
-                return await work(self._progressed(begun)), "", False, False
+            return work.result(), "", False, False
         except CheckpointRefused as refusal:
             return None, str(refusal), True, False
-        except TimeoutError:
-            return None, f"not prepared within {seconds:g} s", False, False
+        except (TimeoutError, asyncio.CancelledError) as end:
+            return None, str(end) or "it was not prepared in time", False, False
         except OSError as problem:
             return None, str(problem), False, True
         except (NotPrepared, EngineError) as problem:

@@ -18,6 +18,7 @@ from sglang_rollout.transfer.digests import ALGORITHMS
 from sglang_rollout.transfer.disk_reader import Reading, StagingStopped, stage_checkpoint
 from sglang_rollout.transfer.intake import Intake, IntakeFailed, IntakeRefused, TrainerIntake
 from sglang_rollout.transfer.manifest import Manifest, ManifestRefused
+from sglang_rollout.transfer.outlast import outlast
 from sglang_rollout.transfer.peer_pull import PeersFailed, pull
 from sglang_rollout.transfer.stage import BytesRefused, Stage
 from sglang_rollout.transfer.stage_index import StageUnusable
@@ -158,7 +159,7 @@ async def _in_thread(work: Callable[[], Manifest], stop: threading.Event) -> Man
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         stop.set()
-        await asyncio.wait([task])
+        await outlast(task)
         with contextlib.suppress(StagingStopped, CheckpointUnusable, BytesRefused, OSError):
             task.result()
         raise

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from .manifest import Tensor
+from .outlast import outlast
 
 STOP_SECONDS = 2.0
 START_SECONDS = 120.0  # importing torch takes seconds on a busy machine
@@ -125,7 +126,7 @@ class TrainerIntake:
                 else:
                     raise IntakeFailed(str(answer.get("failed", "the receiving process gave up")))
         except asyncio.CancelledError:
-            await asyncio.shield(self._stop(serial))
+            await outlast(asyncio.ensure_future(self._stop(serial)))
             raise
 
     async def close(self) -> None:
@@ -140,6 +141,8 @@ class TrainerIntake:
             self._errors = None
 
     async def _stop(self, serial: int) -> None:
+        if self._process is None:
+            return
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._order({"id": -serial, "stop": True})

@@ -14,6 +14,7 @@ from sglang_rollout.protocol.pod import PATH_STAGE
 
 from .digests import UnknownDigest
 from .manifest import MAX_JSON, Manifest, ManifestRefused, root_of
+from .outlast import outlast
 from .stage import BytesRefused, Stage, StageWriter
 
 IN_FLIGHT = 4
@@ -53,7 +54,7 @@ async def pull(
                     if work is None:
                         work = _Pull(stage, slot, await peer.manifest(), progress)
                     await work.rest_from(peer)
-                    return await asyncio.to_thread(work.writer.seal, version, root=root, aliases=work.manifest.aliases)
+                    return await work.seal(version, root)
                 except _PeerFailed as error:
                     problems.append(f"{address}: {error}")
     except TimeoutError:
@@ -73,6 +74,16 @@ class _Pull:
         self._missing = dict(enumerate(manifest.buckets))
         self._progress = progress
         self._done = 0
+
+    async def seal(self, version: str, root: str) -> Manifest:
+        sealing = asyncio.ensure_future(
+            asyncio.to_thread(self.writer.seal, version, root=root, aliases=self.manifest.aliases)
+        )
+        try:
+            return await asyncio.shield(sealing)
+        except asyncio.CancelledError:
+            await outlast(sealing)
+            raise
 
     async def rest_from(self, peer: _Peer) -> None:
         """Raises _PeerFailed for the first bucket that does not come as it should; others are ended, too."""
@@ -102,7 +113,7 @@ class _Pull:
         try:
             await asyncio.shield(checking)
         except asyncio.CancelledError:
-            await asyncio.wait([checking])
+            await outlast(checking)
             raise
         except (BytesRefused, UnknownDigest) as error:
             raise _PeerFailed(str(error)) from error
