@@ -1,5 +1,5 @@
-"""A trainer's weights by way of the stage into real SGLang on CPU: sent over gloo while the engine generates, applied as
-what SGLang would read from the same checkpoint, and refused or made good when something is wrong with them."""
+"""A trainer's weights by way of the stage into real SGLang on CPU: sent over gloo while the engine generates, applied
+as what SGLang would read from the same checkpoint, and refused or made good when something is wrong with them."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def test_differences_name_the_tensors() -> None:
         "d": Tensor("d", "BF16", (1,)),
     }
     assert differences(offered, running, optional=["lm_head.weight"]) == [
-        "wrong types or shapes in the weights: a is [2, 3] BF16, the running model has [2, 2] BF16; b is [2, 2] F32, the "
-        "running model has [2, 2] BF16",
+        "wrong types or shapes in the weights: a is [2, 3] BF16, the running model has [2, 2] BF16; "
+        "b is [2, 2] F32, the running model has [2, 2] BF16",
         "the weights lack c, which the running model has",
         "the weights hold d, which the running model does not have",
     ]

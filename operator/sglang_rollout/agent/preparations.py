@@ -189,7 +189,8 @@ def _of(order: WeightMove | None, progress: Progress | None, start_id: str) -> P
     if progress is None or (progress.move_id, progress.start_id) != (order.id, start_id):
         return Progress(order.id, start_id)
     failed = progress.error and not progress.refused and not progress.prepared and not progress.failures
-    if failed and progress.tried is not None and progress.tried != order.source:
+    # Not when they are taken back: it would ask the trainer again, who cannot begin anew.
+    if failed and order.source.peers and progress.tried is not None and progress.tried != order.source:
         return Progress(order.id, start_id)
     return progress
 

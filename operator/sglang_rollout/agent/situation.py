@@ -146,10 +146,11 @@ class Situation:
         """By the label; what a label stands for is told by the manifest's digest, else by the folder."""
         if self.facts.weights.version != move.weights.version:
             return False
+        same_folder = self.facts.weights.path == move.weights.path != ""
         if self.held_root and move.source.root:
-            return self.held_root == move.source.root
-        known = bool(self.held_root or move.source.root)
-        return known or not move.weights.path or self.facts.weights.path == move.weights.path
+            # Roots tell how the tensors were divided, too: one read from its folder may have another.
+            return self.held_root == move.source.root or same_folder
+        return bool(self.held_root or move.source.root) or not move.weights.path or same_folder
 
     @property
     def live(self) -> bool:

@@ -17,6 +17,7 @@ from .stage import BytesRefused, Stage, StageWriter
 BUCKET_BYTES = 256 << 20
 READ_BYTES = 8 << 20  # between looks at whether to stop
 THREADS = 4
+NICENESS = 10
 
 
 class StagingStopped(Exception):
@@ -26,7 +27,7 @@ class StagingStopped(Exception):
 @dataclass(frozen=True)
 class Reading:
     """What to read and how. `reference` is what the running model has, to be equal to (tied_names aside);
-    `progress` gets bytes read and bytes in all, from any thread; `counted` how many values are Inf or NaN, at the end."""
+    `progress` gets bytes read and bytes in all, from any thread; `counted` the number of values that are Inf or NaN."""
 
     folder: Path
     version: str
@@ -80,7 +81,7 @@ def _fill(writer: StageWriter, buckets: list[Bucket], stored: Mapping[str, Store
             reading.progress(done, total)
 
     numbers = [writer.place(bucket) for bucket in buckets]
-    with ThreadPoolExecutor(reading.threads, thread_name_prefix="stage") as pool:
+    with ThreadPoolExecutor(reading.threads, "stage", _step_back) as pool:
         tasks = [pool.submit(read, number, bucket) for number, bucket in zip(numbers, buckets, strict=True)]
         finished, waiting = wait(tasks, return_when=FIRST_EXCEPTION)
         if any(task.exception() for task in finished):
@@ -92,6 +93,11 @@ def _fill(writer: StageWriter, buckets: list[Bucket], stored: Mapping[str, Store
     for error in sorted(errors, key=lambda error: isinstance(error, StagingStopped)):
         assert error is not None
         raise error
+
+
+def _step_back() -> None:
+    """Linux: this thread runs after the engine's, whose next step is worth more than an earlier stage."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
 
 
 def _read_exactly(stored: StoredTensor, begin: int, into: memoryview) -> None:
