@@ -3,6 +3,7 @@ that an engine that dies spoils nothing but its own."""
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,6 +16,10 @@ RENDEZVOUS_SECONDS = 60.0
 BACKENDS = {GLOO: "gloo", NCCL: "nccl"}
 # torch keeps the keys of each backend of a group under the device that it is for, the first of its devices.
 _KEYS = {GLOO: "cpu/", NCCL: "cuda/"}
+
+# SGLang turns these off, and both sides of a communicator must agree. NCCL reads them once: a trainer that has used it
+# before, for itself, must have set them itself.
+_AS_SGLANG = ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")
 
 
 class Broadcaster(Protocol):
@@ -31,6 +36,9 @@ class EngineGroup:
         """`host`: this machine's address as the engine sees it. `ranks` of the engine. Raises TransportUnable."""
         from torch.distributed import TCPStore
 
+        if transport == NCCL:
+            for name in _AS_SGLANG:
+                os.environ.setdefault(name, "0")
         self.transport = transport
         self.name = f"sglang-rollout-{secrets.token_hex(6)}"
         self.world = 1 + ranks
