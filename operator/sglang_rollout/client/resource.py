@@ -1,0 +1,122 @@
+"""One fleet's resource on the API server: read, changed only as it was read, and watched for what becomes of
+a version."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from ..cli.cluster import Cluster
+from ..cli.connection import Object
+from ..cli.exits import Failure, NotFound, Refused
+from ..transfer.link import host_port
+from .errors import FleetUnreachable, PublishRefused
+from .verdict import Verdict, why_not
+
+CONFLICTS = 20
+_PATH = "/apis/rollout.sglang.io/v1alpha1/namespaces/{}/sglangrollouts/{}"
+
+
+class FleetResource:
+    """All methods block, for as long as a call to the API server may take. Raises FleetUnreachable."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self.name = name
+        self.last: Object = {}
+
+    def read(self) -> Object:
+        try:
+            self.last = self._cluster.rollout(self.name)
+        except NotFound as error:
+            raise PublishRefused(
+                f"there is no fleet {self.name} in namespace {self._cluster.namespace}: {error.message}"
+            ) from error
+        except Failure as error:
+            raise FleetUnreachable(error.message) from error
+        return self.last
+
+    def ask_for(self, version: str, weights: Callable[[Object], Object], *, known: bool = False) -> Object:
+        """Patches spec.weights to what `weights` makes of the fleet as it is; nobody else can have changed it in
+        between. known: the version may exist. Raises PublishRefused with the API server's own sentence."""
+        for _ in range(CONFLICTS):
+            fleet = self.read()
+            if not known and (reason := why_not(fleet, version)):
+                raise PublishRefused(reason)
+            body = {
+                "metadata": {"resourceVersion": fleet["metadata"]["resourceVersion"]},
+                "spec": {"weights": weights(fleet)},
+            }
+            try:
+                path = _PATH.format(self._cluster.namespace, self.name)
+                query = {"fieldManager": "sglang-rollout-client", "fieldValidation": "Strict"}
+                self.last = self._cluster.connection.call("PATCH", path, body, **query)
+                return self.last
+            except Refused as error:
+                if "the object has been modified" not in error.message:
+                    raise PublishRefused(error.message) from error
+            except Failure as error:
+                raise FleetUnreachable(error.message) from error
+        raise FleetUnreachable(f"fleet {self.name} changes too often to be changed")
+
+    def watch(self, decide: Callable[[Object], Verdict | None], timeout: float) -> Watch:
+        return Watch(self, self._cluster, decide, timeout)
+
+
+class Watch:
+    """Looks at the fleet in a thread of its own until `decide` says how it ended."""
+
+    def __init__(
+        self, resource: FleetResource, cluster: Cluster, decide: Callable[[Object], Verdict | None], timeout: float
+    ) -> None:
+        self._resource = resource
+        self._cluster = cluster
+        self._decide = decide
+        self._ends = time.monotonic() + timeout
+        self._stopped = False
+        self.found: Future[Verdict] = Future()
+        threading.Thread(target=self._run, name="fleet-watch", daemon=True).start()
+
+    def left(self) -> float:
+        """For Cluster.follow(): the deadline."""
+        return 0.0 if self._stopped else max(0.0, self._ends - time.monotonic())
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def _run(self) -> None:
+        try:
+            for fleet in self._cluster.follow(self._resource.name, self, lambda _: None):  # type: ignore[arg-type]
+                self._resource.last = fleet
+                verdict = self._decide(fleet)
+                if verdict is not None:
+                    self.found.set_result(verdict)
+                    return
+            self.found.set_exception(TimeoutError())
+        except Failure as error:
+            self.found.set_exception(FleetUnreachable(error.message))
+        except Exception as error:
+            self.found.set_exception(error)
+
+
+def distributed(senders: Sequence[str], transfer: str, transport: str) -> dict[str, Any]:
+    """spec.weights.source for these senders, host:port each; the members of other types go."""
+    listed = [{"address": host, "port": port} for host, port in map(host_port, senders)]
+    source: dict[str, Any] = {"type": "Distributed", "disk": None, "colocated": None}
+    return {**source, "distributed": {"transfer": transfer, "transport": transport, "senders": listed}}
+
+
+def colocated(senders: Sequence[str]) -> dict[str, Any]:
+    listed = [{"address": host, "port": port} for host, port in map(host_port, senders)]
+    return {"type": "Colocated", "disk": None, "distributed": None, "colocated": {"senders": listed}}
+
+
+def as_it_was(weights: Object | None) -> dict[str, Any]:
+    """A patch that puts version and source back."""
+    before = weights or {}
+    source = before.get("source")
+    members = {"disk": None, "distributed": None, "colocated": None}
+    return {"version": before.get("version"), "source": None if source is None else {**members, **source}}

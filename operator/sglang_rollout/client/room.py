@@ -1,0 +1,110 @@
+"""The thread in a trainer that agents talk to: an event loop with the listening socket and the transfer groups, beside
+whatever the trainer does."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from ..transfer.groups import GroupKeeper
+from ..transfer.reception import Reception
+from ..transfer.sender import Outgoing
+from ..transfer.transports.available import sender_transports
+
+T = TypeVar("T")
+LOOK_SECONDS = 0.2
+
+
+class SenderRoom:
+    """Lives from the first version that is sent until close()."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="weights-sender", daemon=True)
+        self._thread.start()
+        self.reception = Reception()
+        self._keepers: dict[str, GroupKeeper] = {}
+        self.live_groups: Any = None  # giving.EngineGroups, once something was sent into engines
+
+    def open(self, listen: str, port: int) -> int:
+        """The port. Raises OSError."""
+        self.call(self.reception.open(listen, port))
+        return self.reception.port
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Returns when it has run up to its first wait."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        self.call(asyncio.sleep(0))
+        return future
+
+    def keeper(self, transport: str, host: str) -> GroupKeeper:
+        """Of the groups by this transport, or "Auto"."""
+        if transport not in self._keepers:
+            self._keepers[transport] = GroupKeeper(sender_transports(transport), host=host)
+        return self._keepers[transport]
+
+    def feed(self) -> Feed:
+        return Feed(self._loop)
+
+    def close(self) -> None:
+        self.call(self.reception.close())
+        for keeper in self._keepers.values():
+            keeper.forget()
+        if self.live_groups is not None:
+            self.live_groups.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            rest = asyncio.all_tasks(self._loop)
+            for task in rest:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*rest, return_exceptions=True))
+        finally:
+            self._loop.close()
+
+
+class Feed:
+    """Buckets from the trainer's thread to the sender's."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: asyncio.Queue[Outgoing | BaseException | None] = asyncio.Queue(1)
+
+    async def stream(self) -> AsyncIterator[Outgoing]:
+        while (one := await self._waiting.get()) is not None:
+            if isinstance(one, BaseException):
+                raise one
+            yield one
+
+    def give(self, buckets: Iterable[Outgoing], over: Iterable[concurrent.futures.Future[Any]]) -> None:
+        """Blocks until all are taken, or one of `over` is done. An iterator of the trainer's is always run to its end,
+        since other ranks may take part in what it does. Raises what the iterator raises."""
+        ends = list(over)
+        wanted = True
+        try:
+            for one in buckets:
+                wanted = wanted and self._put(one, ends)
+        except BaseException as error:
+            self._put(error, ends)
+            raise
+        self._put(None, ends)
+
+    def _put(self, one: Outgoing | BaseException | None, ends: list[concurrent.futures.Future[Any]]) -> bool:
+        putting = asyncio.run_coroutine_threadsafe(self._waiting.put(one), self._loop)
+        while not any(end.done() for end in ends):
+            with contextlib.suppress(TimeoutError):
+                putting.result(LOOK_SECONDS)
+                return True
+        putting.cancel()
+        return False

@@ -1,0 +1,164 @@
+"""A fleet without a cluster: the API server's resource in memory, an operator that obeys it, and agents that receive
+for real over connections of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sglang_rollout.cli.exits import NotFound, Refused
+from sglang_rollout.client.resource import FleetResource
+from sglang_rollout.transfer.receiver import GroupCache, Receiving, ReceivingFailed, WeightsRefused, receive
+from sglang_rollout.transfer.stage import reserve_host
+from tests.transfer.fake_transport import FakeTransport
+
+SLOT = 1 << 16
+
+
+class FakeApi:
+    """Cluster and Connection in one."""
+
+    namespace = "train"
+
+    def __init__(self, **spec: Any) -> None:
+        self.changed = threading.Condition()
+        self.patches: list[dict[str, Any]] = []
+        self.before_patch: Callable[[], None] = lambda: None
+        self.fleet: dict[str, Any] = {
+            "metadata": {"name": "fleet", "generation": 1, "resourceVersion": "1"},
+            "spec": {"replicas": 2, **spec},
+            "status": {
+                "weights": {"version": "v1", "targetVersion": "v1", "phase": "Idle", "history": [{"version": "v1"}]},
+                "engines": [engine("e0"), engine("e1")],
+            },
+        }
+
+    @property
+    def connection(self) -> FakeApi:
+        return self
+
+    def rollout(self, name: str) -> dict[str, Any]:
+        if name != "fleet":
+            raise NotFound(f'sglangrollouts "{name}" not found')
+        with self.changed:
+            return copy.deepcopy(self.fleet)
+
+    def call(self, method: str, path: str, body: dict[str, Any], **query: str) -> dict[str, Any]:
+        assert (method, query["fieldValidation"]) == ("PATCH", "Strict")
+        self.before_patch()
+        with self.changed:
+            if body["metadata"]["resourceVersion"] != self.fleet["metadata"]["resourceVersion"]:
+                raise Refused("Operation cannot be fulfilled: the object has been modified")
+            self.patches.append(body["spec"])
+            merge(self.fleet["spec"], body["spec"])
+            self.fleet["metadata"]["generation"] += 1
+            return self._touch()
+
+    def status(self, **weights: Any) -> None:
+        with self.changed:
+            merge(self.fleet["status"]["weights"], weights)
+            self._touch()
+
+    def _touch(self) -> dict[str, Any]:
+        self.fleet["metadata"]["resourceVersion"] = str(int(self.fleet["metadata"]["resourceVersion"]) + 1)
+        self.changed.notify_all()
+        return copy.deepcopy(self.fleet)
+
+    def follow(self, name: str, deadline: Any, tell: Any) -> Iterator[dict[str, Any]]:
+        seen = ""
+        while deadline.left() > 0:
+            now = self.rollout(name)
+            if now["metadata"]["resourceVersion"] != seen:
+                seen = now["metadata"]["resourceVersion"]
+                yield now
+            else:
+                with self.changed:
+                    self.changed.wait(0.05)
+
+
+def engine(name: str, version: str = "v1", message: str = "") -> dict[str, Any]:
+    return {"name": name, "routable": True, "weightVersion": version, "message": message}
+
+
+def merge(into: dict[str, Any], patch: dict[str, Any]) -> None:
+    for key, value in patch.items():
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict) and isinstance(into.get(key), dict):
+            merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(value)
+
+
+class FakeOperator(threading.Thread):
+    """Stages what spec asks for by real receivers, and commits when they hold it. hurt: keyword arguments of an agent's
+    order, by its name; reference: what the engines run."""
+
+    def __init__(self, api: FakeApi, folder: Path, transport: FakeTransport, reference: Any = None) -> None:
+        super().__init__(daemon=True)
+        self.api, self.transport, self.reference = api, transport, reference
+        self.stages = {name: reserve_host(folder / name, SLOT, 2) for name in ("p0", "p1")}
+        self.caches = {name: GroupCache() for name in self.stages}
+        self.hurt: dict[str, dict[str, Any]] = {}
+        self.stopped = False
+        self.silent = False
+
+    def run(self) -> None:
+        served, ahead = {"v1"}, set[str]()
+        while not self.stopped:
+            time.sleep(0.01)
+            spec = self.api.rollout("fleet")["spec"].get("weights") or {}
+            if self.silent:
+                continue
+            if (version := spec.get("version")) and version not in served:
+                served.add(version)
+                self._move(version, spec, ahead=version in ahead)
+            elif (prepare := spec.get("prepare") or {}) and prepare["version"] not in served | ahead:
+                ahead.add(prepare["version"])
+                roots, errors = asyncio.run(self._stage(prepare["version"], prepare["source"]))
+                told = {"failedAt": "now", "message": errors[0]} if errors else {"root": roots[0], "engines": 2}
+                self.api.status(prepared={"version": prepare["version"], **told})
+
+    def _move(self, version: str, spec: dict[str, Any], *, ahead: bool) -> None:
+        begun = {"id": "t-" + version, "version": version, "completedAt": None, "decision": None}
+        self.api.status(phase="Staging", transaction=begun, targetVersion=version)
+        roots, errors = (["ab"], []) if ahead else asyncio.run(self._stage(version, spec["source"]))
+        if not roots:
+            self.api.status(
+                phase="Failed", transaction={"decision": "Abort", "message": errors[0], "completedAt": "now"}
+            )
+            return
+        with self.api.changed:
+            self.api.fleet["status"]["engines"] = [engine("e0", version), engine("e1", version)]
+        self.api.status(
+            phase="Idle",
+            version=version,
+            transaction={"decision": "Commit", "completedAt": "now", "stallSeconds": "0.25", "root": roots[0]},
+            history=[{"version": "v1"}, {"version": version}],
+        )
+
+    async def _stage(self, version: str, source: dict[str, Any]) -> tuple[list[str], list[str]]:
+        senders = tuple(f"{one['address']}:{one['port']}" for one in source["distributed"]["senders"])
+
+        async def agent(name: str) -> str:
+            words: dict[str, Any] = {
+                "transaction": "t-" + version, "version": version, "senders": senders, "receiver": name, "slot": "a",
+                "members": len(self.stages), "reference": self.reference, "timeout": 5.0, **self.hurt.get(name, {}),
+            }  # fmt: skip
+            order = Receiving(**words)
+            return (await receive(self.stages[name], [self.transport], self.caches[name], order))[0].root
+
+        results = await asyncio.gather(*(agent(name) for name in self.stages), return_exceptions=True)
+        for one in results:
+            if isinstance(one, BaseException) and not isinstance(one, ReceivingFailed | WeightsRefused):
+                raise one
+        return [r for r in results if isinstance(r, str)], [str(r) for r in results if not isinstance(r, str)]
+
+
+def resource(api: FakeApi, name: str = "fleet") -> FleetResource:
+    return FleetResource(api, name)  # type: ignore[arg-type]
