@@ -172,3 +172,38 @@ def test_buckets_spread_over_regions_without_overlap(sizes: list[int], count: in
         taken.append((region, offset, offset + size))
     used = [sum(end - begin for r, begin, end in taken if r == number) for number in range(count)]
     assert max(used) - min(used) <= max(sizes) + 512 * len(sizes)
+
+
+def test_what_was_begun_before_the_stage_was_made_anew_is_not_sealed_in_it(tmp_path: Path) -> None:
+    """An engine with another checkpoint starts while the last one's next weights are still being read."""
+    weights = some_weights()
+    writer = reserve_host(tmp_path, SLOT, 1).write("a", BLAKE2B)
+    for bucket in plan_buckets([tensor for tensor, _ in weights.values()], 300):
+        with writer.fill(writer.place(bucket)) as view:
+            for tensor, offset in bucket.placed():
+                view[offset : offset + tensor.size] = weights[tensor.name][1]
+    reserve_host(tmp_path, SLOT * 2, 1)
+    with pytest.raises(StageUnusable, match="made anew"):
+        writer.seal("v1")
+    assert not any(slot.sealed for slot in read_index(tmp_path).slots)
+
+
+def test_a_process_that_keeps_the_stage_open_writes_into_the_one_that_is_there_now(tmp_path: Path) -> None:
+    weights = some_weights()
+    kept_open = reserve_host(tmp_path, SLOT, 1)
+    fill(kept_open, "a", weights, "v1")
+    reserve_host(tmp_path, SLOT * 2, 1)
+    manifest = fill(kept_open, "a", weights, "v2")
+    assert staged_bytes(tmp_path, manifest.root) == {name: data for name, (_, data) in weights.items()}
+
+
+def test_a_stage_may_be_closed_and_found_again_while_a_thread_still_writes(tmp_path: Path) -> None:
+    stage = reserve_host(tmp_path, SLOT, 1)
+    writer = stage.write("a", BLAKE2B)
+    bucket = bucket_of([Tensor("a", "U8", (300,))])
+    with writer.fill(writer.place(bucket)) as view:
+        stage.close()
+        again = reserve_host(tmp_path, SLOT, 1)
+        view[:] = b"x" * 300
+    assert not again.holds(writer.seal("v1").root)
+    assert read_index(tmp_path).slots[0].sealed is not None

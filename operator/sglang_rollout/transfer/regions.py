@@ -7,7 +7,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -55,8 +55,10 @@ class HostRegion:
         return self._view[begin : begin + size].toreadonly()
 
     def close(self) -> None:
+        """Windows that are still open stay whole: the memory is let go with the last of them."""
         self._view.release()
-        self._map.close()
+        with suppress(BufferError):
+            self._map.close()
 
 
 class DeviceRegion:
@@ -107,6 +109,17 @@ def reserve_file(path: Path, size: int) -> None:
         ) from error
     finally:
         os.close(descriptor)
+
+
+def identity_of(folder: Path, region: Region) -> tuple[object, ...]:
+    """What tells this memory from another of the same name. Raises StageUnusable."""
+    if not region.path:
+        return (region.gpu, region.handle)
+    try:
+        found = os.stat(folder / region.path)
+    except OSError as error:
+        raise StageUnusable(f"the stage's memory {region.path} is gone: {error.strerror}") from error
+    return (found.st_dev, found.st_ino, region.size)
 
 
 def open_region(folder: Path, region: Region, driver: CudaDriver | None = None) -> HostRegion | DeviceRegion:

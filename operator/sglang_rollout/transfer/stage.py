@@ -6,13 +6,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from .comparison import some
 from .cuda_driver import CudaDriver
 from .host_checks import check_bucket
 from .manifest import Bucket, Manifest
-from .regions import DeviceRegion, HostRegion, open_region, reserve_file
+from .regions import DeviceRegion, HostRegion, identity_of, open_region, reserve_file
 from .stage_index import (
     INDEX,
     SLOT_NAMES,
@@ -71,7 +72,7 @@ class Stage:
         self.folder = folder
         self._driver = driver
         self._index = read_index(folder)
-        self._opened: dict[str, list[HostRegion | DeviceRegion]] = {}
+        self._opened: dict[str, _Opened] = {}
 
     @property
     def slots(self) -> tuple[SlotEntry, ...]:
@@ -92,19 +93,33 @@ class Stage:
         return StageWriter(self, self._index.slot(slot), algorithm, allow_nonfinite)
 
     def regions(self, slot: SlotEntry) -> list[HostRegion | DeviceRegion]:
-        """Opened once and kept: touching every page of a fresh mapping takes longer than reading into it."""
-        if slot.name not in self._opened:
-            self._opened[slot.name] = [open_region(self.folder, region, self._driver) for region in slot.regions]
-        return self._opened[slot.name]
+        """Opened once and kept, while it is the same memory: touching every page of a fresh mapping takes longer than
+        reading into it."""
+        identity = self.identity(slot)
+        known = self._opened.get(slot.name)
+        if known is None or known.identity != identity:
+            # One of before is left to those that still use it.
+            opened = [open_region(self.folder, region, self._driver) for region in slot.regions]
+            known = self._opened[slot.name] = _Opened(identity, opened)
+        return known.regions
+
+    def identity(self, slot: SlotEntry) -> tuple[object, ...]:
+        """Tells the slot's memory from that of a stage that was there before. Raises StageUnusable."""
+        return tuple(identity_of(self.folder, region) for region in slot.regions)
 
     def close(self) -> None:
         """What is sealed stays."""
-        for regions in self._opened.values():
-            for region in regions:
+        for opened in self._opened.values():
+            for region in opened.regions:
                 region.close()
         self._opened.clear()
 
-    def seal(self, slot: SlotEntry, version: str, manifest: Manifest, total: int | None) -> None:
+    def seal(
+        self, slot: SlotEntry, identity: tuple[object, ...], version: str, manifest: Manifest, total: int | None
+    ) -> None:
+        """`identity`: of the memory that was filled. Raises StageUnusable when the stage has other memory by now."""
+        if self.identity(read_index(self.folder).slot(slot.name)) != identity:
+            raise StageUnusable(f"the stage was made anew while slot {slot.name} was being filled: stage it again")
         write_whole(self.folder / slot.manifest_file, manifest.to_json())
         self._note(slot.name, Sealed(version, manifest.root, total))
 
@@ -112,6 +127,12 @@ class Stage:
         # Read anew: what writes is often a child of the agent, which has a Stage of its own.
         self._index = read_index(self.folder).with_sealed(slot, sealed)
         write_index(self.folder, self._index)
+
+
+@dataclass(frozen=True)
+class _Opened:
+    identity: tuple[object, ...]
+    regions: list[HostRegion | DeviceRegion]
 
 
 class StageWriter:
@@ -127,6 +148,7 @@ class StageWriter:
         self._digests: dict[int, str] = {}
         self._sums: dict[int, int] = {}
         self._lock = threading.Lock()
+        self._identity = stage.identity(slot)
         self._regions = stage.regions(slot)
         self.nonfinite: dict[str, int] = {}
 
@@ -159,7 +181,7 @@ class StageWriter:
 
     def seal(self, version: str, *, root: str = "", aliases: Mapping[str, str] | None = None) -> Manifest:
         """The slot now holds `version`. Raises BytesRefused when a bucket is missing or the whole is not `root`
-        (when given), ManifestRefused."""
+        (when given), ManifestRefused, StageUnusable when the stage was made anew meanwhile."""
         missing = [number for number in range(len(self._places)) if number not in self._digests]
         if missing:
             raise BytesRefused(
@@ -171,5 +193,5 @@ class StageWriter:
             raise BytesRefused(f"the weights have digest {manifest.root[:12]} and were announced with {root[:12]}")
         whole_words = all(tensor.size % 8 == 0 for bucket in buckets for tensor in bucket.tensors)
         total = sum(self._sums.values()) % (1 << 64)
-        self._stage.seal(self._slot, version, manifest, total if whole_words else None)
+        self._stage.seal(self._slot, self._identity, version, manifest, total if whole_words else None)
         return manifest
