@@ -15,6 +15,7 @@ from e2e.cluster.process import run
 from e2e.cluster.progress import step
 from e2e.sglang_cpu import environment
 from e2e.sglang_cpu.errors import SGLangCpuError
+from e2e.sglang_cpu.variants import split_into_experts, widen_norms
 
 WRITER = Path(__file__).parent / "write_model.py"
 MOUNT_PATH = "/models"
@@ -39,11 +40,11 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A copy of another model with something wrong in it."""
+class Variant:
+    """A copy of another model with something changed in it, or broken."""
 
     of: str
-    damage: Callable[[Path], None]
+    change: Callable[[Path], None]
 
 
 def truncate(folder: Path) -> None:
@@ -58,7 +59,7 @@ def lose_shard(folder: Path) -> None:
     sorted(folder.glob("model-*.safetensors"))[-1].unlink()
 
 
-MODELS: dict[str, Model | Broken] = {
+MODELS: dict[str, Model | Variant] = {
     "qwen3-v1": Model(seed=1),
     "qwen3-v2": Model(seed=2),
     "qwen3-v3": Model(seed=3),
@@ -68,8 +69,12 @@ MODELS: dict[str, Model | Broken] = {
     "qwen3-other-shape": Model(seed=2, hidden=192),
     "llama-v1": Model(architecture="llama", seed=1),
     "llama-v2": Model(architecture="llama", seed=2),
-    "qwen3-half-written": Broken("qwen3-v2", truncate),
-    "qwen3-missing-shard": Broken("qwen3-sharded-v2", lose_shard),
+    "qwen3-mixed-v1": Variant("qwen3-v1", widen_norms),
+    "qwen3-mixed-v2": Variant("qwen3-v2", widen_norms),
+    "qwen3-moe-v1": Variant("qwen3-v1", split_into_experts),
+    "qwen3-moe-v2": Variant("qwen3-v2", split_into_experts),
+    "qwen3-half-written": Variant("qwen3-v2", truncate),
+    "qwen3-missing-shard": Variant("qwen3-sharded-v2", lose_shard),
 }
 
 
@@ -105,7 +110,7 @@ def _mark(name: str) -> Path:
 def _key(name: str) -> str:
     model = MODELS[name]
     source = WRITER.read_bytes() + environment.LOCK_FILE.read_bytes()
-    origin = _key(model.of) + model.damage.__name__ if isinstance(model, Broken) else repr(model)
+    origin = _key(model.of) + model.change.__name__ if isinstance(model, Variant) else repr(model)
     return hashlib.sha256(source + origin.encode()).hexdigest()
 
 
@@ -119,9 +124,9 @@ def _make(name: str) -> None:
     beside = folder() / f".{name}.new"
     shutil.rmtree(beside, ignore_errors=True)
     model = MODELS[name]
-    if isinstance(model, Broken):
+    if isinstance(model, Variant):
         shutil.copytree(folder() / model.of, beside)
-        model.damage(beside)
+        model.change(beside)
     else:
         beside.mkdir(parents=True)
         run([environment.interpreter(), WRITER, beside, *model.arguments()], timeout=120)
