@@ -78,15 +78,13 @@ class TrainerIntake:
         self._errors: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._serial = 0
-        self._worn = False
 
     async def warm(self) -> None:
         """Starts the process, if it is not there, and returns when it is ready. Raises IntakeFailed."""
         async with self._starting:
-            if self._process is not None and self._process.returncode is None and not self._worn:
+            if self._process is not None and self._process.returncode is None:
                 return
             await self.close()
-            self._worn = False
             try:
                 self._process = await asyncio.create_subprocess_exec(
                     self._python, "-m", "sglang_rollout.transfer.intake_child", "--folder", str(self._folder),
@@ -116,7 +114,7 @@ class TrainerIntake:
                 answer = await self._answer(deadline - asyncio.get_running_loop().time())
                 if answer.get("id") != serial:
                     continue  # the rest of one that was stopped
-                self._worn = bool(answer.get("worn", False))
+                await self._look_at_wear(answer)
                 if "progress" in answer:
                     progress(int(answer["progress"]), total)
                 elif "received" in answer:
@@ -148,8 +146,14 @@ class TrainerIntake:
                 await self._order({"id": -serial, "stop": True})
                 while (answer := await self._answer(STOP_SECONDS)).get("id") != -serial:
                     pass
-                self._worn = bool(answer.get("worn", False))
+                await self._look_at_wear(answer)
         except (TimeoutError, IntakeFailed):
+            await self.close()
+
+    async def _look_at_wear(self, answer: Mapping[str, Any]) -> None:
+        """A worn process ends by itself, since something in it may still write to the slot: not before that is the slot
+        anybody's."""
+        if answer.get("worn"):
             await self.close()
 
     async def _order(self, words: dict[str, Any]) -> None:

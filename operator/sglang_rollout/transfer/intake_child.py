@@ -6,9 +6,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import ctypes
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,7 @@ from .stage_index import StageUnusable
 from .transports.available import agent_transports, stuck
 
 MAX_LINE = 256 << 20
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class _Child:
@@ -48,9 +51,8 @@ class _Child:
             order = _order(words, lambda done: self._answer({"id": identity, "progress": done}))
             stage = self._open()
             manifest, nonfinite = await receive(stage, self._transports, self._cache, order)
-            self._answer(
-                {"id": identity, "received": {"root": manifest.root, "size": manifest.size, "nonfinite": nonfinite}}
-            )
+            found = {"root": manifest.root, "size": manifest.size, "nonfinite": nonfinite}
+            self._end(identity, received=found)
         except WeightsRefused as error:
             self._end(identity, refused=str(error))
         except ReceivingFailed as error:
@@ -107,6 +109,8 @@ async def _serve(folder: Path) -> None:
     answer({"ready": os.getpid()})
     while line := await reader.readline():
         await child.obey(line)
+    # The agent has gone, and its next one fills the same slots: no thread may be waited for.
+    os._exit(0)
 
 
 def main() -> int:
@@ -114,9 +118,16 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True, help="of the stage")
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    _end_with_parent()
     with contextlib.suppress(BrokenPipeError):
         asyncio.run(_serve(given.folder))
     os._exit(0)  # nothing here is worth waiting for a thread that is stuck in a collective
+
+
+def _end_with_parent() -> None:
+    """Also when this process cannot look at its input just then."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":
