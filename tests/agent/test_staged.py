@@ -12,9 +12,10 @@ import pytest_asyncio
 
 from sglang_rollout.agent import stage_room
 from sglang_rollout.agent.settings import StageSettings
-from sglang_rollout.protocol.desired import Execution, ExecutionState, GroupAssignment
+from sglang_rollout.protocol.desired import GroupAssignment
 from sglang_rollout.protocol.launch import LaunchOrder
-from sglang_rollout.protocol.report import AgentReport, EngineState
+from sglang_rollout.protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
+from sglang_rollout.protocol.report import AgentReport
 from sglang_rollout.protocol.weights import KVCache, PauseMode, Source, SourceKind, Step, WeightMove, WeightVersion
 
 from . import checkpoints
@@ -327,18 +328,29 @@ async def test_with_room_for_one_the_slot_is_taken_only_when_nothing_needs_it(
     assert problems(pod) == []
 
 
-async def test_weights_lost_to_a_release_come_back_from_the_stage(pod: FakePod, versions: Versions) -> None:
+async def test_weights_lost_to_a_release_come_back_from_the_stage(
+    make_pod: MakePod, staging: StageSettings, versions: Versions
+) -> None:
+    pod = await make_pod(stage=staging)
+    pod.shared["launch"] = LaunchOptions(memory_saver=True)
+    await pod.put(pod.desired())
+    engine = await pod.launch()
+    await pod.serving()
     report = await move(pod, order(versions("2")))
-    assert pod.engine is not None
-    rules = pod.engine.rules
-    rules.held = {"lost"}
-    journal = pod.settings.state_dir / "journal.json"
-    assert journal.exists()
     root = report.engine.weights_root
-    again = order(versions("2"), id="reload", source=Source(SourceKind.KEPT, root=root))
-    await pod.put(pod.desired(move=again, execution=Execution(ExecutionState.PAUSED)))
-    report = await pod.until(lambda r: r.move is not None and r.move.id == "reload")
-    assert report.engine.state is EngineState.SERVING
+    await pod.put(pod.desired(memory=MemoryOrder([MemoryTag.WEIGHTS, MemoryTag.KV_CACHE], drain_seconds=0.1)))
+    report = await pod.until(lambda r: len(r.engine.released) == 2)
+    assert report.engine.weights_void
+    assert report.engine.weights_root == ""
+    await pod.put(pod.desired(memory=MemoryOrder([])))
+    await pod.until(lambda r: not r.engine.released)
+    (Path(versions("2").path) / "model.safetensors").unlink()
+    again = order(WeightVersion("2", ""), id="reload", source=Source(SourceKind.KEPT, root=root))
+    report = await move(pod, again, memory=MemoryOrder([]))
+    assert report.move is not None
+    assert (report.move.error, report.engine.weights_void, report.engine.weights_root) == ("", "", root)
+    assert (await pod.generate(2))["versions"] == ["2"] * 2
+    assert engine.rules.violations == []
 
 
 async def test_a_trainer_that_is_lost_is_made_good_by_a_peer(

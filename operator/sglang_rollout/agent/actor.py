@@ -187,9 +187,7 @@ class Actor:
             case actions.Flush(force):
                 await self._flush(force)
             case actions.Check(move):
-                assert self._progress is not None
-                await self._moves.check(move, self._progress.way, self._progress.root, situation)
-                self._note(checked=True, problem="")
+                await self._check(move, situation)
             case actions.Apply(move):
                 await self._apply(move, situation)
             case actions.Continue():
@@ -232,6 +230,16 @@ class Actor:
             await asyncio.sleep(0.2)
             await engine.flush_cache()
         self._note(flushed=True, problem="")
+
+    async def _check(self, move: WeightMove, situation: Situation) -> None:
+        progress = self._progress
+        assert progress is not None
+        try:
+            await self._moves.check(move, progress.way, progress.root, situation)
+        except StageUnusable as error:
+            self._note(prepared=False)
+            raise EngineError(f"version {move.weights.version!r} is not staged any more: {error}") from error
+        self._note(checked=True, problem="")
 
     async def _apply(self, move: WeightMove, situation: Situation) -> None:
         progress = self._progress
