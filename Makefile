@@ -24,7 +24,7 @@ $(VENV)/.ready:
 	@mkdir -p $(dir $(VENV)) && $(PYTHON) -m venv $(VENV) && $(VENV)/bin/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-.PHONY: help venv venv-path demo demo-down check test lint types unit property test-apiserver e2e bench bench-controller \
+.PHONY: help venv venv-path demo demo-down check test lint types unit property test-apiserver e2e bench bench-controller bench-barrier \
 	format crds images prepare cluster-up cluster-env cluster-down
 help: ## Show these verbs
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,8 @@ bench: prepare ## Measure on a real cluster; prints a table and writes it into d
 	@$(PY) -m e2e.bench cluster $(ARGS)
 bench-controller: $(VENV)/.ready ## The same of the operator alone: 64 fake agents and 300 fleets on a real API server
 	@$(PY) -m e2e.bench controller $(ARGS)
+bench-barrier: $(VENV)/.ready ## The barriers of a fleet of 1,000 engines, played by fake agents, on a real API server
+	@$(PY) -m e2e.bench barrier $(ARGS)
 
 format: $(VENV)/.ready ## Format the code
 	@$(PY) -m ruff format . && $(PY) -m ruff check --fix .

@@ -1,29 +1,22 @@
-"""Agents and router sidecars that speak the protocol of real ones over HTTP, beside engines and routers that obey at
-once: what is measured with them is the operator's own time. All of them live in one process, each at an address of
-its own."""
+"""Agents and router sidecars that hold what real ones hold, beside engines and routers that obey at once: what is
+measured with them is the operator's own time. All of them live in one process, each at an address of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
-
-from aiohttp import web
+from typing import Generic, TypeVar
 
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
-from sglang_rollout.protocol.fleet import Trust
 from sglang_rollout.protocol.report import AgentReport, EngineReport, EngineState, MoveReport
 from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport
 from sglang_rollout.protocol.weights import Step, WeightMove, WeightVersion
-from sglang_rollout.protocol.wire import loads
-from sglang_rollout.serving.addressed import OtherPod
-from sglang_rollout.serving.errors import Superseded, json_errors
-from sglang_rollout.serving.longpoll import ReportBoard, report_handler, report_response
-from sglang_rollout.serving.trust import bearer_token, verify
+from sglang_rollout.serving.errors import Superseded
+from sglang_rollout.serving.longpoll import ReportBoard
 
 D = TypeVar("D", AgentDesired, RouterDesired)
 R = TypeVar("R", AgentReport, RouterReport)
@@ -32,7 +25,8 @@ Changed = Callable[[], None]
 
 @dataclass
 class FakePod(Generic[D, R]):
-    """A program that holds a desired state and a report. on_change: called after the engine or router has obeyed."""
+    """A program that holds a desired state and a report. on_change: called after the engine or router has obeyed.
+    waiting: called once the report has changed."""
 
     uid: str
     address: str
@@ -41,13 +35,18 @@ class FakePod(Generic[D, R]):
     desired_type: type[D]
     on_change: Changed = lambda: None
     term: int = 0
+    waiting: set[Changed] = field(default_factory=set)
+
+    @property
+    def report(self) -> R:
+        return self.board.report
 
     def accept(self, desired: D) -> R:
         """Answers with the report as it is; what is ordered happens right after, as in a real pod."""
         if desired.lease_term < self.term:
             raise Superseded(f"lease term {desired.lease_term} is over: this pod has obeyed term {self.term}")
         self.term = desired.lease_term
-        self.board.publish(self.noted(desired))
+        self._publish(self.noted(desired))
         asyncio.get_running_loop().call_soon(self._obey, desired)
         return self.board.report
 
@@ -60,17 +59,25 @@ class FakePod(Generic[D, R]):
         raise NotImplementedError
 
     def _obey(self, desired: D) -> None:
-        self.board.publish(self.obeyed(desired))
+        self._publish(self.obeyed(desired))
         self.on_change()
+
+    def _publish(self, report: R) -> None:
+        revision = self.report.revision
+        if self.board.publish(report).revision != revision:
+            for waiting in tuple(self.waiting):
+                waiting()
 
 
 @dataclass
 class FakeAgent(FakePod[AgentDesired, AgentReport]):
-    """An agent and its engine. stalls: seconds from pause to continue of each move. reached_at: when the last move
-    reached each step, in monotonic seconds."""
+    """An agent and its engine. stalls: seconds from pause to continue of each move. ordered_at, reached_at: when each
+    step of the last move was first asked for, and when it was reached, in monotonic seconds."""
 
     stalls: list[float] = field(default_factory=list)
+    ordered_at: dict[Step, float] = field(default_factory=dict)
     reached_at: dict[Step, float] = field(default_factory=dict)
+    _move_id: str = ""
 
     @classmethod
     def serving(cls, uid: str, address: str, boot: WeightVersion) -> FakeAgent:
@@ -86,11 +93,11 @@ class FakeAgent(FakePod[AgentDesired, AgentReport]):
         report = AgentReport(0, secrets.token_hex(8), uid, 0, engine=engine)
         return cls(uid, address, pod.AGENT_PORT, ReportBoard(report), AgentDesired)
 
-    @property
-    def report(self) -> AgentReport:
-        return self.board.report
-
     def noted(self, desired: AgentDesired) -> AgentReport:
+        if desired.move is not None:
+            if desired.move.id != self._move_id:
+                self._move_id, self.ordered_at, self.reached_at = desired.move.id, {}, {}
+            self.ordered_at.setdefault(desired.move.until, time.monotonic())
         incarnation = desired.group.incarnation if desired.group else 0
         return replace(
             self.report, lease_term=desired.lease_term, generation=desired.generation, incarnation=incarnation
@@ -109,7 +116,6 @@ class FakeAgent(FakePod[AgentDesired, AgentReport]):
         move = report.move
         if move is None or move.id != order.id:
             move = MoveReport(order.id)
-            self.reached_at = {}
         if order.abort:
             done = move.reached >= Step.APPLY
             return report if done else replace(report, move=replace(move, aborted=True))
@@ -145,47 +151,3 @@ class FakeSidecar(FakePod[RouterDesired, RouterReport]):
     def obeyed(self, desired: RouterDesired) -> RouterReport:
         workers = [RegisteredWorker(one.url, one.engine, one.incarnation, True) for one in desired.workers]
         return replace(self.board.report, in_step=True, registered=workers)
-
-
-class PodServer:
-    """Serves fake pods. One HTTP server answers at all their addresses; a call is for the pod that it names."""
-
-    def __init__(self, trust: Trust) -> None:
-        self._trust = trust
-        self._verified: set[str] = set()
-        self._pods: dict[str, FakePod[Any, Any]] = {}
-        app = web.Application(middlewares=[json_errors], client_max_size=32 << 20)
-        app.router.add_get(pod.PATH_REPORT, self._report)
-        app.router.add_put(pod.PATH_DESIRED, self._desired)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-
-    async def start(self, pods: Iterable[FakePod[Any, Any]]) -> None:
-        await self._runner.setup()
-        for one in pods:
-            self._pods[one.uid] = one
-            await web.TCPSite(self._runner, one.address, one.port).start()
-
-    async def stop(self) -> None:
-        for one in self._pods.values():
-            one.board.close()
-        await self._runner.cleanup()
-
-    def _meant(self, request: web.Request) -> FakePod[Any, Any]:
-        """The pod of a call by a caller that it trusts. A token is verified once: in a cluster each pod does that
-        for itself, and here one process would do it for all of them."""
-        token = bearer_token(request)
-        if token not in self._verified:
-            verify(token, self._trust)
-            self._verified.add(token)
-        uid = request.query.get(pod.QUERY_POD, "")
-        if uid not in self._pods:
-            raise OtherPod(f"no pod {uid} is here")
-        return self._pods[uid]
-
-    async def _report(self, request: web.Request) -> web.StreamResponse:
-        response: web.StreamResponse = await report_handler(self._meant(request).board)(request)
-        return response
-
-    async def _desired(self, request: web.Request) -> web.Response:
-        meant = self._meant(request)
-        return report_response(meant.accept(loads(meant.desired_type, await request.read())))

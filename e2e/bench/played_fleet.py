@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from e2e.bench.fake_pods import FakeAgent, FakeSidecar, PodServer
+from e2e.bench.fake_pods import FakeAgent, FakeSidecar
 from e2e.bench.operator_program import FLEET_NAMESPACE
+from e2e.bench.pod_server import PodServer
 from e2e.cluster.errors import ClusterError
 from sglang_rollout.api import names
 from sglang_rollout.controller.kinds import CONFIG_MAP, DEPLOYMENT, POD, ROLLOUT, STATEFUL_SET, Kind, Object
@@ -54,13 +55,14 @@ def address(number: int) -> str:
 
 @dataclass
 class PlayedFleet:
-    """seen: the newest version of the resource, by watch. agents: by engine index."""
+    """seen: the newest version of the resource, by watch. agents: by engine index. server: of all its pods."""
 
     kube: KubeClient
     name: str
     seen: Object
     agents: list[FakeAgent]
     sidecar: FakeSidecar
+    server: PodServer
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def patch(self, **spec: Any) -> int:
@@ -76,7 +78,8 @@ class PlayedFleet:
                     self.changed.clear()
                     await self.changed.wait()
         except TimeoutError:
-            raise ClusterError(f"waited {seconds:.0f} s for {what}: {self.seen.get('status')}") from None
+            said = {one["type"]: one["message"] for one in (self.seen.get("status") or {}).get("conditions") or []}
+            raise ClusterError(f"waited {seconds:.0f} s for {what}: {said}") from None
         return time.monotonic()
 
     async def until_ready(self, generation: int, seconds: float = 60.0) -> float:
@@ -94,8 +97,8 @@ async def played_fleet(kube: KubeClient, name: str, replicas: int) -> AsyncItera
         for index in range(replicas)
     ]
     sidecar = FakeSidecar.idle(await _router_pod(kube, name), address(replicas))
-    fleet = PlayedFleet(kube, name, created, agents, sidecar)
     server = PodServer(config.trust)
+    fleet = PlayedFleet(kube, name, created, agents, sidecar, server)
     await server.start([*agents, sidecar])
     for index, agent in enumerate(agents):
         agent.on_change = fleet.changed.set
@@ -103,7 +106,7 @@ async def played_fleet(kube: KubeClient, name: str, replicas: int) -> AsyncItera
     await _running(kube, f"{names.router_name(name)}-x", sidecar.address)
     watching = asyncio.create_task(_watch(fleet))
     try:
-        await fleet.until_ready(1, 120)
+        await fleet.until_ready(1, 120 + 0.5 * replicas)
         yield fleet
     finally:
         watching.cancel()
@@ -158,7 +161,7 @@ async def _running(kube: KubeClient, name: str, ip: str) -> None:
     )
 
 
-async def _exists(kube: KubeClient, kind: Kind, name: str, seconds: float = 60.0) -> Object:
+async def _exists(kube: KubeClient, kind: Kind, name: str, seconds: float = 120.0) -> Object:
     """The object, as soon as it is there."""
     deadline = time.monotonic() + seconds
     while True:
