@@ -24,8 +24,8 @@ $(VENV)/.ready:
 	@mkdir -p $(dir $(VENV)) && $(PYTHON) -m venv $(VENV) && $(VENV)/bin/pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
-.PHONY: help venv venv-path demo demo-down check test lint types unit property test-apiserver e2e bench bench-controller bench-barrier \
-	format crds images prepare cluster-up cluster-env cluster-down
+.PHONY: help venv venv-path demo demo-down check test lint types unit property test-apiserver e2e chaos bench \
+	bench-controller bench-barrier format crds images prepare cluster-up cluster-env cluster-down
 help: ## Show these verbs
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
@@ -56,6 +56,8 @@ test-apiserver: $(VENV)/.ready ## Tests against a real API server, no nodes
 	@$(PYTEST) tests -m apiserver $(ARGS)
 e2e: prepare ## Tests with real engines and routers, alone and on a real cluster
 	@$(PYTEST) e2e -m "router or sglang or cluster" $(ARGS)
+chaos: prepare ## Kill every part of a fleet at every step of a weight move: about an hour
+	@CHAOS=all $(PYTEST) e2e/fleet/weights/test_faults.py -m cluster $(ARGS)
 bench: prepare ## Measure on a real cluster; prints a table and writes it into docs/performance.md (ARGS=--help)
 	@$(PY) -m e2e.bench cluster $(ARGS)
 bench-controller: $(VENV)/.ready ## The same of the operator alone: 64 fake agents and 300 fleets on a real API server

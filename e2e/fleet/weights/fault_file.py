@@ -18,7 +18,7 @@ FAULTS = f"{RUN_DIR}/faults"
 
 @dataclass(frozen=True)
 class FaultFile:
-    """Of the agent beside engine `index`. It is written in the agent's container, which is there when the engine is not."""
+    """Of the agent beside engine `index`; written in the agent's container, which is there when the engine is not."""
 
     cluster: Cluster
     namespace: str
