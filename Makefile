@@ -55,9 +55,10 @@ test-apiserver: $(VENV)/.ready ## Tests against a real API server, no nodes
 	@$(PY) -m e2e.cluster tools --only apiserver >/dev/null && $(PY) -m e2e.cluster tools --only commands >/dev/null
 	@$(PYTEST) tests -m apiserver $(ARGS)
 e2e: prepare ## Tests with real engines and routers, alone and on a real cluster
-	@$(PYTEST) e2e -m "router or sglang or cluster" $(ARGS)
+	@$(PYTEST) e2e -m "(router or sglang or cluster) and not chaos" $(ARGS)
 chaos: prepare ## Kill every part of a fleet at every step of a weight move: about an hour
 	@CHAOS=all $(PYTEST) e2e/fleet/weights/test_faults.py -m cluster $(ARGS)
+	@$(PYTEST) e2e -m chaos $(ARGS)
 bench: prepare ## Measure on a real cluster; prints a table and writes it into docs/performance.md (ARGS=--help)
 	@$(PY) -m e2e.bench cluster $(ARGS)
 bench-controller: $(VENV)/.ready ## The same of the operator alone: 64 fake agents and 300 fleets on a real API server

@@ -145,7 +145,7 @@ async def test_a_trainer_that_ends_before_the_apply_leaves_the_old_weights(rig: 
     await rig.pod.generate(2)
 
 
-@pytest.mark.parametrize("fault", ["exit@give", "stop@give"])
+@pytest.mark.parametrize("fault", ["exit@give", pytest.param("stop@give", marks=pytest.mark.chaos)])
 async def test_a_trainer_that_is_lost_within_the_apply_leaves_no_engine_serving(rig: Rig, fault: str) -> None:
     trainer = await rig.trainer("direct", "qwen3-v2", fault=fault)
     before = (await rig.pod.report()).engine
@@ -163,18 +163,15 @@ async def test_a_trainer_that_is_lost_within_the_apply_leaves_no_engine_serving(
     await rig.pod.generate(2)
 
 
-async def test_an_agent_that_ends_within_the_apply_knows_afterwards(rig: Rig, tmp_path: Path) -> None:
+async def test_an_agent_that_ends_within_the_apply_knows_afterwards(rig: Rig) -> None:
+    """The last one: it leaves the engine to be restarted."""
     trainer = await rig.trainer("direct", "qwen3-v2", fault="hang@give")
     move = trainer.move("qwen3-v2", 20.0)
     assert (await rig.until(move, Step.PAUSE)).error == ""
-    start = (await rig.pod.report()).engine.start_id
     await rig.pod.put(rig.pod.desired(move=replace(move, until=Step.CONTINUE)))
     await rig.pod.until(lambda r: "Apply" in r.message)
     await rig.pod.kill_agent()
     trainer.end()
     rig.pod.start_agent()
     report = await rig.pod.until(lambda r: r.move is not None and r.move.dirty)
-    assert not report.engine.weight_version or report.engine.paused
-    again = await rig.restarted(start)
-    assert again.engine.weight_version == V1.version
-    assert await rig.checksum() == rig.checksums["qwen3-v1"]
+    assert report.engine.paused

@@ -87,7 +87,7 @@ def _engine(folder: Path, model: str, tp: int = 1) -> RunningEngine:
     return RunningEngine(argv, env, port, folder / "engine.log")
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.chaos), 2], ids=["tp1", "tp2"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
     """One that the tests leave serving."""
     with _engine(tmp_path_factory.mktemp("engine"), "qwen3-v1", request.param) as running:
@@ -193,6 +193,7 @@ async def test_a_trainer_that_is_lost_within_an_apply_is_told_at_once(fleet: Fle
     assert await fleet.checksum() == await fleet.from_disk("qwen3-v2")
 
 
+@pytest.mark.chaos
 @pytest.mark.parametrize("fault", ["exit@join", "hang@give", "stop@give"])
 async def test_an_engine_that_waits_for_ever_is_told_to_be_lost(tmp_path: Path, fault: str) -> None:
     with _engine(tmp_path, "qwen3-v1") as running:
