@@ -16,6 +16,7 @@ from e2e.sglang_cpu import models
 from sglang_rollout.agent.stage_door import StageDoor
 from sglang_rollout.protocol.report import MoveReport
 from sglang_rollout.protocol.weights import Source, SourceKind, Step, WeightMove, WeightVersion
+from sglang_rollout.serving.errors import json_errors
 from sglang_rollout.transfer.digests import BLAKE2B
 from sglang_rollout.transfer.disk_reader import Reading, stage_checkpoint
 from sglang_rollout.transfer.stage import reserve_host
@@ -50,7 +51,7 @@ class Peer:
                 return web.Response(body=b"lie")
             return await handler(request)
 
-        app = web.Application(middlewares=[meddle])
+        app = web.Application(middlewares=[json_errors, meddle])
         StageDoor(lambda: self.stage, lambda: KEY).serve(app)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -141,7 +142,7 @@ async def test_without_an_honest_peer_the_old_version_serves(
     root = "0" * 64 if why == "other" else peer.root
     chosen = [] if why == "nobody" else [peer]
     found = await ordered(pod, kept(f"3-{why}", root, *chosen), "another" if why == "key" else KEY)
-    assert {"nobody": "", "key": "403", "lies": "ends after", "other": "not staged here"}[why] in found.error
+    assert {"nobody": "", "key": "403", "lies": "ends after", "other": "are not staged here"}[why] in found.error
     assert not found.dirty
     await pod.put(pod.desired())
     report = await pod.until(lambda r: not r.engine.paused)
