@@ -116,6 +116,7 @@ def _read(stage: Stage, root: str) -> _Kept:
 def _holds(stage: Stage, slot: SlotEntry, root: str) -> bool:
     """As the index says now: it is written by other processes, too."""
     try:
-        return read_index(stage.folder).holding(root).name == slot.name
+        found = read_index(stage.folder).holding(root)
+        return (found.name, found.regions) == (slot.name, slot.regions)
     except StageUnusable:
         return False

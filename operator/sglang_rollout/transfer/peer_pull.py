@@ -133,15 +133,17 @@ class _Peer:
         try:
             async with self._get("manifest") as answer:
                 await _refusal_of(answer)
-                if (answer.content_length or 0) > MAX_JSON:
-                    raise _PeerFailed(f"its manifest has {answer.content_length} bytes")
-                data = await answer.read()
+                data = bytearray()
+                async for piece in answer.content.iter_any():
+                    data += piece
+                    if len(data) > MAX_JSON:
+                        raise _PeerFailed(f"its manifest has more than {MAX_JSON} bytes")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _PeerFailed(_sentence(error)) from error
-        if root_of(data) != self._root:
+        if root_of(bytes(data)) != self._root:
             raise _PeerFailed(f"its manifest is not that of {self._root[:12]}")
         try:
-            return Manifest.from_json(data)
+            return Manifest.from_json(bytes(data))
         except ManifestRefused as error:
             raise _PeerFailed(str(error)) from error
 
@@ -168,7 +170,8 @@ class _Peer:
 
 async def _refusal_of(answer: aiohttp.ClientResponse) -> None:
     if answer.status != 200:
-        raise _PeerFailed(f"it answered {answer.status}: {' '.join((await answer.text()).split())[:300]}")
+        words = (await answer.content.read(1000)).decode(errors="replace")
+        raise _PeerFailed(f"it answered {answer.status}: {' '.join(words.split())[:300]}")
 
 
 def _sentence(error: Exception) -> str:
