@@ -196,8 +196,14 @@ def _of(order: WeightMove | None, progress: Progress | None, start_id: str) -> P
 
 
 def _serves(state: Preparing, order: WeightMove, start_id: str) -> bool:
-    """Another order of the same weights is served as well, if it does not ask for other bytes."""
+    """Another order of the same weights is served as well, if it does not ask for other bytes: those of another trainer
+    are, and what was agreed on with one is for one move."""
     if (state.weights, state.start_id) != (order.weights, start_id):
+        return False
+    if state.order != order.id and (
+        order.source.kind in LIVE_KINDS
+        or (order.source.kind is SourceKind.STAGED and order.source.senders != state.source.senders)
+    ):
         return False
     roots = {state.source.root, order.source.root, state.prepared.root if state.prepared else ""} - {""}
     return state.order == order.id or len(roots) <= 1

@@ -55,8 +55,11 @@ class Staging:
         root = move.source.root
         if root:
             return root if self.room.holds(root) else ""
+        # The label of what a trainer sends says nothing of its bytes: another one may have staged others by it.
+        ahead = move.source.kind is not SourceKind.STAGED
         for note in notes:
-            if note.weights == move.weights and (note.ahead or note.order == move.id) and self.room.holds(note.root):
+            serves = note.order == move.id or (note.ahead and ahead)
+            if note.weights == move.weights and serves and self.room.holds(note.root):
                 return note.root
         return ""
 

@@ -1,0 +1,122 @@
+"""Several trainers, one after the other or at once: an engine is given the weights of the one that its order names,
+whatever another one has sent or is still sending under the same label."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from sglang_rollout.agent import staging as staging_module
+from sglang_rollout.agent.settings import StageSettings
+from sglang_rollout.protocol.weights import Source, SourceKind, Step, WeightMove, WeightVersion
+from sglang_rollout.transfer.digests import BLAKE2B
+from sglang_rollout.transfer.intake import Intake, IntakeFailed, Received
+from sglang_rollout.transfer.manifest import plan_buckets
+from sglang_rollout.transfer.stage import Stage
+
+from .fake_pod import FakePod, MakePod, eventually
+
+NEW = WeightVersion("5", "")
+
+
+@dataclass
+class Trainer:
+    """At its address; all its bytes are `fill`. It sends when `ready`."""
+
+    fill: int
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[str] = field(default_factory=list)
+
+
+class PlayedIntake:
+    """In place of TrainerIntake."""
+
+    trainers: dict[str, Trainer] = {}  # noqa: RUF012 - set anew by each test
+
+    def __init__(self, folder: Path, **_: Any) -> None:
+        self._folder = folder
+
+    async def receive(self, intake: Intake, progress: Callable[[int, int], None]) -> Received:
+        trainer = self.trainers.get(intake.senders[0])
+        if trainer is None:
+            raise IntakeFailed("there is no sender of a trainer")
+        trainer.asked.append(intake.transaction)
+        await trainer.ready.wait()
+        assert intake.reference is not None
+        writer = Stage(self._folder).write(intake.slot, BLAKE2B)
+        for bucket in plan_buckets(intake.reference.values(), 4096):
+            with writer.fill(writer.place(bucket)) as view:
+                view[:] = bytes([trainer.fill]) * bucket.size
+        manifest = writer.seal(intake.version)
+        return Received(manifest.root, manifest.size, 0)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest_asyncio.fixture
+async def pod(make_pod: MakePod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePod:
+    monkeypatch.setattr(staging_module, "TrainerIntake", PlayedIntake)
+    PlayedIntake.trainers = {"a:1": Trainer(1), "b:1": Trainer(2)}
+    made = await make_pod(stage=StageSettings("Host", 2, 4096, tmp_path / "stage"))
+    await made.launch()
+    await made.serving()
+    return made
+
+
+def staged(sender: str, name: str, until: Step = Step.PREPARE) -> WeightMove:
+    return WeightMove(name, NEW, until, source=Source(SourceKind.STAGED, [sender], members=1))
+
+
+async def prepared(pod: FakePod, name: str) -> str:
+    report = await pod.until(lambda r: r.move is not None and r.move.id == name and r.move.reached is Step.PREPARE)
+    assert report.move is not None
+    return report.move.root
+
+
+async def root_of(pod: FakePod, sender: str) -> str:
+    """What the trainer's weights are called."""
+    await pod.put(pod.desired(move=staged(sender, f"only-{sender}")))
+    return await prepared(pod, f"only-{sender}")
+
+
+async def test_weights_that_another_trainer_is_sending_are_not_taken_for_the_new_one_s(pod: FakePod) -> None:
+    first, second = PlayedIntake.trainers["a:1"], PlayedIntake.trainers["b:1"]
+    second.ready.set()
+    wanted = await root_of(pod, "b:1")
+    await pod.put(pod.desired(move=staged("a:1", "g1.1:5")))
+    await eventually(lambda: first.asked == ["g1.1:5"])
+    await pod.put(pod.desired(move=staged("b:1", "g2.1:5")))
+    await asyncio.sleep(0.1)
+    first.ready.set()
+    assert await prepared(pod, "g2.1:5") == wanted
+    assert second.asked[-1] == "g2.1:5"
+
+
+async def test_weights_that_another_trainer_has_staged_ahead_are_not_taken_for_the_new_one_s(pod: FakePod) -> None:
+    for trainer in PlayedIntake.trainers.values():
+        trainer.ready.set()
+    wanted = await root_of(pod, "b:1")
+    await pod.put(pod.desired(prepare=staged("a:1", "ahead.1:5")))
+    await pod.until(lambda r: r.prepare is not None and r.prepare.reached is Step.PREPARE)
+    await pod.put(pod.desired(prepare=staged("a:1", "ahead.1:5"), move=staged("b:1", "g2.1:5")))
+    assert await prepared(pod, "g2.1:5") == wanted
+
+
+async def test_what_was_staged_ahead_is_found_by_its_root(pod: FakePod) -> None:
+    trainer = PlayedIntake.trainers["a:1"]
+    trainer.ready.set()
+    await pod.put(pod.desired(prepare=staged("a:1", "ahead.1:5")))
+    report = await pod.until(lambda r: r.prepare is not None and r.prepare.reached is Step.PREPARE)
+    assert report.prepare is not None
+    root = report.prepare.root
+    await pod.put(pod.desired(move=WeightMove("g1.1:5", NEW, Step.CONTINUE, source=Source(SourceKind.KEPT, root=root))))
+    report = await pod.until(lambda r: r.move is not None and r.move.reached is Step.CONTINUE)
+    assert (report.engine.weight_version, report.engine.weights_root) == ("5", root)
+    assert trainer.asked == ["ahead.1:5"]
