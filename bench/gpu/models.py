@@ -1,8 +1,11 @@
-"""Random checkpoints of known shapes, with what SGLang needs beside them: configuration and a small tokenizer."""
+"""Random checkpoints of known shapes, with what SGLang needs beside them: configuration and a small tokenizer.
+
+python -m bench.gpu.models FOLDER SHAPE SEED DEVICE writes one."""
 
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +30,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 SHARD_BYTES = 4 << 30
 POOL_BYTES = 256 << 20
+THREADS = 8
 
 
 def tensors(shape: str) -> Iterator[Tensor]:
@@ -161,3 +165,10 @@ def _header(shard: list[Tensor]) -> bytes:
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
+
+
+if __name__ == "__main__":
+    _, path, shape, seed, device = sys.argv
+    Path(path).mkdir(parents=True, exist_ok=True)
+    write_folder(Path(path), shape)
+    write_weights(Path(path), shape, Values(int(seed), device, total_bytes(shape)), THREADS)

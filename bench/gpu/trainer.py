@@ -24,7 +24,7 @@ from sglang_rollout.transfer.sender import Sending, send
 from .models import Values, tensors, total_bytes
 
 HOST = "127.0.0.1"
-SECONDS = 60.0
+SECONDS = 120.0
 
 
 def say(words: dict[str, Any]) -> None:
@@ -61,6 +61,7 @@ class Trainer:
         sending = Sending(order["version"], order.get("timeout", SECONDS))
         keeper = self._room.keeper(order["transport"], HOST)
         future = self._room.start(send(self._room.reception, keeper, sending, feed.stream()))
+        say({"sending": order["version"]})
         feed.give(self._buckets(order), [future])
         report = future.result()
         return {

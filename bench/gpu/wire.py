@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .wire_faults import agent_killed, receiver_killed, sender_killed
-from .wire_steps import Bench, commits, direct, peer_catch_up, transfers
+from .wire_steps import Bench, commits, direct, interpreter, peer_catch_up, torch_environment, transfers
 
 STEP_SECONDS = 100.0
 MIB = 1 << 20
@@ -84,8 +84,8 @@ async def run(given: argparse.Namespace) -> int:
 
 
 async def _bare(cpu: bool) -> dict[str, Any]:
-    words = [sys.executable, "-m", "bench.gpu.bare", *(["--cpu"] if cpu else [])]
-    process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE)
+    words = [interpreter(cpu), "-m", "bench.gpu.bare", *(["--cpu"] if cpu else [])]
+    process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, env=torch_environment())
     try:
         out, _ = await asyncio.wait_for(process.communicate(), 90)
         found: dict[str, Any] = json.loads(out.splitlines()[-1])

@@ -21,6 +21,7 @@ async def receiver_killed(bench: Bench, transport: str, size: int) -> dict[str, 
     bench.trainer.order(
         mode="staged", version=label, of=bench.other(), transport=transport, bucket_bytes=size, tell_at=middle
     )
+    await bench.trainer.said("sending", label)
     wanted = bench.move(label, Step.PREPARE, transport=transport)
     moving = asyncio.create_task(bench.make(wanted))
     await bench.trainer.said("at bucket", middle)
@@ -46,6 +47,7 @@ async def agent_killed(bench: Bench, transport: str, size: int) -> dict[str, Any
     bench.trainer.order(
         mode="staged", version=label, of=bench.other(), transport=transport, bucket_bytes=size, tell_at=middle
     )
+    await bench.trainer.said("sending", label)
     wanted = bench.move(label, Step.PREPARE, transport=transport)
     await bench.pod.put(bench.pod.desired(move=wanted, peer_key="bench"))
     await bench.trainer.said("at bucket", middle)
@@ -77,6 +79,7 @@ async def sender_killed(bench: Bench, transport: str, size: int) -> dict[str, An
         bucket_bytes=size,
         die_at=_middle(bench, size),
     )
+    await bench.trainer.said("sending", label)
     wanted = bench.move(label, Step.PREPARE, transport=transport)
     moving = asyncio.create_task(bench.make(wanted))
     await bench.trainer.said("ended")

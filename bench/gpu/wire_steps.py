@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import httpx
+
 from e2e.agent.local_pod import LocalPod
 from sglang_rollout.protocol.report import AgentReport
 from sglang_rollout.protocol.weights import (
@@ -25,28 +27,23 @@ from sglang_rollout.protocol.weights import (
     WeightVersion,
 )
 
-from .models import Values, total_bytes, write_folder, write_weights
+from .models import total_bytes
 from .pods import GpuPod
 from .streams import BEFORE, DecodeStreams
 
 ROOT = Path(__file__).parents[2]
 PEER_KEY = "bench"
-MOVE_SECONDS = 60.0
+MOVE_SECONDS = 120.0
 VERSIONS = ("v1", "v2")
 
 
 class TrainerProcess:
     def __init__(self, shape: str, cpu: bool, log: Path) -> None:
         words = json.dumps({"shape": shape, "device": "cpu" if cpu else "cuda:0"})
-        paths = [
-            *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p),
-            str(ROOT),
-            str(ROOT / "operator"),
-        ]
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [_interpreter(cpu), "-m", "bench.gpu.trainer", words],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "4"},
+                [interpreter(cpu), "-m", "bench.gpu.trainer", words],
+                env=torch_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -95,7 +92,14 @@ class TrainerProcess:
         self._reader.cancel()
 
 
-def _interpreter(cpu: bool) -> str:
+def torch_environment() -> dict[str, str]:
+    """For the interpreter that has torch; what the client needs besides comes after its own."""
+    paths = [*(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p), str(ROOT), str(ROOT / "operator")]
+    paths.append(str(Path(httpx.__file__).parents[1]))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "4"}
+
+
+def interpreter(cpu: bool) -> str:
     if not cpu:
         return sys.executable
     from e2e.sglang_cpu import environment
@@ -199,10 +203,10 @@ class Bench:
         await asyncio.sleep(3.0)
 
     def _write_checkpoint(self) -> None:
-        folder = Path(self.boot.path)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_folder(folder, self.shape)
-        write_weights(folder, self.shape, Values(1, "cpu" if self.cpu else "cuda", self.size), 8)
+        words = [self.boot.path, self.shape, "1", "cpu" if self.cpu else "cuda"]
+        subprocess.run(
+            [interpreter(self.cpu), "-m", "bench.gpu.models", *words], env=torch_environment(), check=True, timeout=120
+        )
 
     def _new_pod(self, name: str, gpus: str, tp: int = 1) -> LocalPod:
         folder = self.work / name
@@ -288,6 +292,7 @@ async def transfer(bench: Bench, transport: str, bucket_bytes: int) -> dict[str,
     await bench.begin_alike()
     words = {"mode": "staged", "version": label, "of": bench.other(), "transport": transport}
     bench.trainer.order(**words, bucket_bytes=bucket_bytes)
+    await bench.trainer.said("sending", label)
     begin = time.monotonic()
     report = await bench.make(bench.move(label, Step.PREPARE, transport=transport))
     end = time.monotonic()
@@ -327,6 +332,7 @@ async def committed(bench: Bench, transport: str, size: int, mode: PauseMode, of
     label = bench.label()
     await bench.begin_alike()
     bench.trainer.order(mode="staged", version=label, of=of, transport=transport, bucket_bytes=size)
+    await bench.trainer.said("sending", label)
     begin = time.monotonic()
     report = await bench.make(bench.move(label, Step.CONTINUE, transport=transport, pause_mode=mode))
     end = time.monotonic()

@@ -3,6 +3,7 @@ and found again after the agent's, the engine's or the move's end."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest_asyncio
 
 from sglang_rollout.agent import stage_room
 from sglang_rollout.agent.settings import StageSettings
+from sglang_rollout.agent.sglang_versions import RELEASES, Release
 from sglang_rollout.protocol.desired import GroupAssignment
 from sglang_rollout.protocol.launch import LaunchOrder
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
@@ -282,6 +284,22 @@ async def test_every_pause_takes_from_the_stage(
     report = await move(pod, order(versions("2"), pause_mode=mode, kv_cache=cache))
     assert report.engine.weight_version == "2"
     assert problems(pod) == []
+
+
+@pytest.mark.parametrize("row", RELEASES, ids=str)
+async def test_in_place_needs_no_fence_where_our_loader_waits(
+    make_pod: MakePod, staging: StageSettings, versions: Versions, row: Release
+) -> None:
+    pod = await make_pod(stage=staging)
+    engine = await pod.launch(release=row)
+    await pod.serving()
+    running = asyncio.create_task(pod.generate(300))
+    await eventually(lambda: engine.rules.running > 0)
+    await move(pod, order(versions("2"), pause_mode=PauseMode.IN_PLACE, kv_cache=KVCache.KEEP))
+    assert "pause in_place" in engine.rules.calls
+    assert not {"fence", "pause retract"} & set(engine.rules.calls)
+    assert problems(pod) == []
+    await running
 
 
 async def test_a_fleet_stands_at_its_barrier_with_everything_checked(pod: FakePod, versions: Versions) -> None:

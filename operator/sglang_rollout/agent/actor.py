@@ -28,7 +28,7 @@ from .plan import MAX_APPLIES
 from .preparations import Preparations
 from .settings import AgentSettings
 from .sglang import CacheBusy, EngineError
-from .situation import EngineFacts, Progress, Situation, in_force, may_abort
+from .situation import EngineFacts, Progress, Situation, Way, in_force, may_abort
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +244,7 @@ class Actor:
     async def _apply(self, move: WeightMove, situation: Situation) -> None:
         progress = self._progress
         assert progress is not None
-        if situation.pause is PauseMode.IN_PLACE:
+        if situation.pause is PauseMode.IN_PLACE and progress.way is not Way.STAGE:
             await self._watch.engine.fence()
         before = self.journal.open_apply
         self._applying = True

@@ -200,11 +200,13 @@ class Situation:
 
     @property
     def move_mode(self) -> PauseMode:
-        """How this engine is paused for its move: an InPlace pause leaves a step in flight, and an engine that has no
-        cheap way to wait for it is paused by Retract, which drains it."""
+        """How this engine is paused for its move: an InPlace pause leaves a step in flight, for which our own loader
+        waits. An engine that loads by itself and has no cheap way to wait is paused by Retract, which drains it."""
         assert self.move is not None
         mode = self.move.pause_mode
-        return PauseMode.RETRACT if mode is PauseMode.IN_PLACE and not self.facts.release.cheap_fence else mode
+        staged = self.progress is not None and self.progress.way is Way.STAGE
+        waits = staged or self.facts.release.cheap_fence
+        return PauseMode.RETRACT if mode is PauseMode.IN_PLACE and not waits else mode
 
     @property
     def checking(self) -> bool:
