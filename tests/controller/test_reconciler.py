@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from sglang_rollout.api import names
+from sglang_rollout.controller import external_router
 from sglang_rollout.controller.applies import Applier
 from sglang_rollout.controller.caches import Caches
 from sglang_rollout.controller.cluster_keys import ClusterKeys
@@ -30,7 +31,7 @@ from sglang_rollout.controller.settings import Settings
 from sglang_rollout.controller.tokens import FleetTokens
 from sglang_rollout.protocol.desired import AgentDesired
 from sglang_rollout.protocol.report import AgentReport
-from sglang_rollout.protocol.routing import RouterDesired, RouterReport, Worker
+from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport, Worker
 from sglang_rollout.transitions.observed import Observed
 from sglang_rollout.transitions.planned import Plan
 from tests.controller import fleets
@@ -48,11 +49,15 @@ class FakeMembership:
     def __init__(self, target: ExternalTarget) -> None:
         self.target = target
         self.desired: list[RouterDesired | None] = []
+        self.refuses = ""
 
     async def step(self, desired: RouterDesired | None) -> RouterReport:
         self.target.read_credential()
         self.desired.append(desired)
-        return RouterReport(0, "s", "", desired_id=desired.id if desired else "", in_step=desired is not None)
+        in_step = desired is not None and not self.refuses
+        had = [RegisteredWorker("u", "e0", 1, True)] if self.refuses else []
+        named = desired.id if desired else ""
+        return RouterReport(0, "s", "", desired_id=named, in_step=in_step, registered=had, message=self.refuses)
 
 
 @dataclass
@@ -324,6 +329,60 @@ async def test_an_external_router_gets_the_planned_workers(bench: Bench, tmp_pat
     report = bench.seen[-1].external_router
     assert report is not None
     assert report.in_step
+
+
+async def test_a_router_that_is_left_forgets_the_engines_before_it_counts_as_left(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_router, "REPAIR_SECONDS", 0.01)
+    await bench.resource(router={"external": {"url": "http://router:1"}})
+    bench.make_plan = lambda observed: Plan(fleets.status("x"), external_router=RouterDesired(0, "set-1"))
+    await bench.reconcile()
+    (membership,) = bench.memberships
+    await eventually(lambda: membership.desired)
+    membership.refuses = "the router is full"
+    await bench.resource(router={"replicas": 1})
+    await bench.reconcile()
+    await eventually(lambda: membership.desired[-1] is not None and membership.desired[-1].workers == [])
+    await eventually(lambda: "full" in "".join(bench.external.parting(KEY)))
+    await bench.reconcile()
+    assert bench.seen[-1].external_untold
+    assert bench.seen[-1].parting == ("http://router:1 is to forget the fleet's engines: the router is full",)
+    bench.queued.clear()
+    membership.refuses = ""
+    await eventually(lambda: KEY in bench.queued and not bench.external.parting(KEY))
+    await bench.reconcile()
+    assert not bench.seen[-1].external_untold
+
+
+async def test_a_router_that_the_fleet_comes_back_to_keeps_its_engines(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_router, "REPAIR_SECONDS", 0.01)
+    await bench.resource(router={"external": {"url": "http://router:1"}})
+    await bench.reconcile()
+    first = bench.memberships[0]
+    first.refuses = "not now"
+    await bench.resource(router={"external": {"url": "http://router:2"}})
+    await bench.reconcile()
+    assert bench.external.parting(KEY)
+    bench.memberships[1].refuses = "not now"
+    await bench.resource(router={"external": {"url": "http://router:1"}})
+    await bench.reconcile()
+    assert [text.split()[0] for text in bench.external.parting(KEY)] == ["http://router:2"]
+    await asyncio.sleep(0.05)
+    asked = len(first.desired)
+    await asyncio.sleep(0.05)
+    assert len(first.desired) == asked
+
+
+async def test_an_operator_that_ends_takes_no_engine_out_of_a_router(bench: Bench) -> None:
+    await bench.resource(router={"external": {"url": "http://router:1"}})
+    await bench.reconcile()
+    (membership,) = bench.memberships
+    await eventually(lambda: membership.desired)
+    await bench.external.close()
+    assert set(membership.desired) == {None}
 
 
 async def test_a_credential_that_is_not_mounted_is_named(bench: Bench) -> None:

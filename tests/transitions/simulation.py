@@ -125,6 +125,7 @@ class Simulation:
         self.stateful_sets: dict[str, dict[str, str]] = {}
         self.pods: dict[str, SimPod] = {}
         self.boot = WeightVersion("", "")
+        self.boot_launch = LaunchOptions()
         self.delivered_agents: dict[str, AgentReport] = {}
         self.delivered_routers: dict[str, RouterReport] = {}
         self.silent: dict[str, str] = {}
@@ -199,6 +200,8 @@ class Simulation:
             self.stateful_sets[name] = dict(manifest["metadata"]["annotations"])
         if kind == "ConfigMap":
             self.boot = step_boot(manifest)
+            flags = json.loads(manifest["data"]["fleet.json"])["launch"]
+            self.boot_launch = LaunchOptions(flags["memorySaver"], flags["weightsBackup"])
 
     def _delete(self, kind: str, name: str, uid: str) -> None:
         if kind == "StatefulSet":
@@ -270,7 +273,7 @@ class Simulation:
             if nodes > 1 and not self._rank0_confirms(pod):
                 return
             boot = desired.boot if desired else self.boot
-            launch = desired.launch if desired else LaunchOptions()
+            launch = desired.launch if desired else self.boot_launch
             pod.engine = SimEngine(f"s{next(self.numbers)}", boot.version, launch=launch)
             pod.move = None
         elif pod.engine.state is EngineState.STARTING:

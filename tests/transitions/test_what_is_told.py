@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sglang_rollout.api import Status, WeightsStatus
+from sglang_rollout.api import Status, WeightsStatus, find_condition
 from sglang_rollout.api.names import engine_name
 from sglang_rollout.api.status import WeightTransaction
 from sglang_rollout.controller.status_writes import is_quiet
@@ -16,6 +16,7 @@ from sglang_rollout.protocol.operations import OperationReport, OperationResult
 from sglang_rollout.protocol.report import TURNED_INTO_RETRACT
 from sglang_rollout.transitions import revisions
 from sglang_rollout.transitions.fleet_conditions import move_detail
+from sglang_rollout.transitions.plan import plan
 from sglang_rollout.transitions.weight_checks import _of_engine, _passed
 
 from .simulation import SimEngine, Simulation, rollout_object
@@ -112,6 +113,38 @@ def test_engines_that_start_again_for_flags_finish_what_they_serve_first() -> No
         assert degraded.status == "False", degraded.message
     assert orders
     assert all(order.restart_drains for order in orders)
+
+
+def test_a_router_that_is_behind_is_told_in_its_own_words() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    seen = fleet.observe()
+    behind = {
+        uid: replace(report, in_step=False, message="worker e0: connection refused")
+        for uid, report in seen.routers.items()
+    }
+    told = plan(replace(seen, routers=behind), fleet.now).status.conditions
+    for kind in ("RouterSynced", "Progressing", "Ready"):
+        condition = find_condition(told, kind)
+        assert condition is not None
+        assert "router pod f-router-" in condition.message
+        assert "worker e0: connection refused" in condition.message
+
+
+def test_a_router_that_was_left_and_keeps_engines_is_told() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    words = "http://old:1 is to forget the fleet's engines: no answer"
+    told = plan(replace(fleet.observe(), external_untold=True, parting=(words,)), fleet.now).status.conditions
+    synced = find_condition(told, "RouterSynced")
+    assert synced is not None
+    assert (synced.status, words in synced.message) == ("False", True)
+
+
+def test_a_trainer_finds_engines_that_can_release() -> None:
+    fleet = Simulation(control="External")
+    fleet.settle()
+    assert all(engine.launch.memory_saver for engine in engines_of(fleet))
 
 
 def test_an_engine_that_could_not_is_named() -> None:

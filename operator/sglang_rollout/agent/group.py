@@ -75,9 +75,7 @@ class StartGate:
         # Before the engine takes memory of its own. What does not fit is reported, and keeps nothing from starting.
         await asyncio.wait_for(asyncio.to_thread(self._room.reserve, checkpoint), RESERVE_SECONDS)
         rendezvous = _address(joined.group.rank0_pod_ip, self._settings.rendezvous_port) if joined else ""
-        desired = self._desired()
-        launch = desired.launch if desired else LaunchOptions()
-        return Start(LaunchOrder(boot.path, boot.version, rendezvous, launch), joined)
+        return Start(LaunchOrder(boot.path, boot.version, rendezvous, self._launch()), joined)
 
     async def rank0(self, group: GroupAssignment) -> AgentIdentity:
         """What the agent at rank 0's address says it is. Raises NotYet."""
@@ -96,6 +94,15 @@ class StartGate:
             return desired.boot
         try:
             return self._fleet.read().boot
+        except FleetFileUnreadable as error:
+            raise NotYet(str(error)) from error
+
+    def _launch(self) -> LaunchOptions:
+        desired = self._desired()
+        if desired is not None:
+            return desired.launch
+        try:
+            return self._fleet.read().launch
         except FleetFileUnreadable as error:
             raise NotYet(str(error)) from error
 

@@ -52,7 +52,7 @@ class MemorySteps:
         began = self.emptying or Emptying(situation.facts.start_id, now, now, 1)
         self.emptying = replace(began, looked_at=now)
         load = await self._watch.engine.load()
-        self.emptying = replace(self.emptying, looked_at=self._clock(), requests=load.requests, emptied=False)
+        self.emptying = replace(began, looked_at=self._clock(), requests=load.requests, emptied=False)
 
     async def empty(self, situation: Situation) -> None:
         """The engine's own word counts, by a flush: its condition is that of a release, and counts of requests stand

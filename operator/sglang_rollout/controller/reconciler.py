@@ -104,6 +104,7 @@ class Reconciler:
             untold=frozenset(uid for uid, link in routers.items() if link.untold),
             external_router=self.external.report(key),
             external_untold=self.external.untold(key),
+            parting=tuple(self.external.parting(key)),
             apply_errors=self.executor.apply_errors(key),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .memory import LaunchOptions
 from .weights import WeightVersion
 
 
@@ -29,10 +30,12 @@ class Trust:
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """boot: what an engine loads that starts while the operator is away. Written only after a commit."""
+    """boot: what an engine loads that starts while the operator is away. Written only after a commit. launch: the flags
+    that it starts with then."""
 
     namespace: str
     name: str
     uid: str
     boot: WeightVersion
     trust: Trust
+    launch: LaunchOptions = field(default_factory=LaunchOptions)

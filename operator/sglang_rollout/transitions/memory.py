@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from ..api import Spec
 from ..protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
+from ..resources.launch_flags import needed_flags
 from .engines import EngineView
 
 
@@ -58,7 +59,7 @@ def turns(engines: Collection[EngineView], spec: Spec) -> frozenset[int]:
 def advance(engines: Collection[EngineView], spec: Spec, unregistered: frozenset[int]) -> MemoryPlan:
     """The next step. unregistered: engines that no router has."""
     if spec.control == "External":
-        return MemoryPlan(LaunchOptions())
+        return MemoryPlan(_with_kept_flags(needed_flags(spec), _members(engines)))
     wanted = wanted_released(spec)
     members = _members(engines)
     lacking = _lacking(engines, spec)
@@ -69,7 +70,7 @@ def advance(engines: Collection[EngineView], spec: Spec, unregistered: frozenset
         if engine not in lacking and (not wanted or engine.index in unregistered)
     }
     return MemoryPlan(
-        launch=_with_kept_flags(_needed(spec), members),
+        launch=_with_kept_flags(needed_flags(spec), members),
         orders=orders,
         restarts={engine.index: engine.start_id for engine in lacking if engine.index in chosen},
         lacking=frozenset(engine.index for engine in lacking),
@@ -81,14 +82,8 @@ def _members(engines: Collection[EngineView]) -> list[EngineView]:
 
 
 def _lacking(engines: Collection[EngineView], spec: Spec) -> list[EngineView]:
-    needed = _needed(spec)
+    needed = needed_flags(spec)
     return [engine for engine in _members(engines) if not engine.launch.covers(needed)]
-
-
-def _needed(spec: Spec) -> LaunchOptions:
-    """The flags that what spec asks for needs."""
-    backup = spec.memory.weights_backup == "HostMemory"
-    return LaunchOptions(memory_saver=bool(wanted_released(spec)) or backup, weights_backup=backup)
 
 
 def _with_kept_flags(needed: LaunchOptions, members: Collection[EngineView]) -> LaunchOptions:

@@ -80,7 +80,8 @@ class ChildView:
 class Observed:
     """agents, routers: last report of each pod by pod UID; absent: none yet, or none for too long (then
     silent[uid] says why). untold: router pods that may act on another order than the one that their report is of.
-    external_router, external_untold: the same of a router that we do not run."""
+    external_router, external_untold: the same of a router that we do not run. parting: a sentence for each such router
+    that was the fleet's before and may still have engines of it."""
 
     rollout: SGLangRollout
     context: FleetContext
@@ -92,6 +93,7 @@ class Observed:
     untold: frozenset[str] = frozenset()
     external_router: RouterReport | None = None
     external_untold: bool = False
+    parting: tuple[str, ...] = ()
     apply_errors: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     @property

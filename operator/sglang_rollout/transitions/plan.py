@@ -60,7 +60,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
         routable=routable,
         registered=routable & _registered(engines, observed),
         # An order that is on its way is no news to people.
-        routers_in_step=in_step or _in_step(replace(observed, untold=frozenset(), external_untold=False), desired),
+        routers_in_step=in_step or _in_step(_with_orders_heard(observed), desired),
+        router_words=() if in_step else routing.words(desired, observed),
         keeps_dirty=spec.weights.failure_policy == "KeepGated",
         router_behind=_router_behind(observed, router_stamp),
         weights=moved.status,
@@ -137,12 +138,19 @@ def _weights_and_routing(
 
 
 def _in_step(observed: Observed, desired: RouterDesired) -> bool:
+    if observed.external_untold:
+        return False
     if observed.rollout.spec.router.external is not None:
         report = observed.external_router
-        if report is None or observed.external_untold or report.desired_id != desired.id or not report.in_step:
+        if report is None or report.desired_id != desired.id or not report.in_step:
             return False
     # Beside an external router: those of before, which still end.
     return routing.all_in_step(desired, observed)
+
+
+def _with_orders_heard(observed: Observed) -> Observed:
+    """As if no order were on its way."""
+    return replace(observed, untold=frozenset(), external_untold=bool(observed.parting))
 
 
 def _unregistered(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:

@@ -21,6 +21,8 @@ from .observed import Observed, PodView
 from .versions import is_allowed
 from .weight_steps import WeightsPlan
 
+WORDS_SHOWN = 3
+
 
 def routable(
     engine: EngineView,
@@ -65,6 +67,21 @@ def all_in_step(desired: RouterDesired, observed: Observed) -> bool:
     reports = observed.routers
     taking = [pod for pod in observed.router_pods if takes_requests(pod, observed)]
     return all(p.uid in reports and p.uid not in observed.untold and _has(desired, reports[p.uid]) for p in taking)
+
+
+def words(desired: RouterDesired, observed: Observed) -> tuple[str, ...]:
+    """What routers that do not have exactly these workers say of it themselves, a few of them."""
+    said = [*observed.parting]
+    external = observed.external_router
+    if external is not None and external.message:
+        said.append(external.message)
+    for pod in observed.router_pods:
+        report = observed.routers.get(pod.uid)
+        if report is not None and not _has(desired, report) and report.message:
+            said.append(f"router pod {pod.name}: {report.message}")
+        elif report is None and pod.uid in observed.silent:
+            said.append(f"router pod {pod.name}: {observed.silent[pod.uid]}")
+    return tuple(said[:WORDS_SHOWN])
 
 
 def takes_requests(pod: PodView, observed: Observed) -> bool:
