@@ -1,5 +1,6 @@
 """A trainer for tests, run by the engine's Python, which has torch: sends a checkpoint's tensors to the agents' stages.
-Its argument is the JSON of {label: folder}; it prints "port N" once, and for each label, in order, "done {...}"."""
+Its argument is the JSON of {label: folder}; it prints for each label, in
+order, "port N" when agents may come, and "done {...}"."""
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from sglang_rollout.transfer.sender import Sending, send
 from sglang_rollout.transfer.transports.available import sender_transports
 
 BUCKET_BYTES = 100_000
+SECONDS = 300.0  # a receiving process that starts on a busy machine takes a minute
 
 
 def tensors_of(folder: str, fault: str) -> dict[str, torch.Tensor]:
@@ -48,10 +50,13 @@ async def main() -> None:
     torch.set_num_threads(1)
     reception, keeper = Reception(), GroupKeeper(sender_transports())
     await reception.open("127.0.0.1", 0)
-    print(f"port {reception.port}", flush=True)
     for label, folder in versions.items():
+        tensors = tensors_of(folder, fault)
+        sending = asyncio.create_task(send(reception, keeper, Sending(label, SECONDS), outgoing(tensors, fault)))
+        await asyncio.sleep(0)  # until then agents that ask for it are refused
+        print(f"port {reception.port}", flush=True)
         try:
-            report = await send(reception, keeper, Sending(label, 60.0), outgoing(tensors_of(folder, fault), fault))
+            report = await sending
             print(f"done {json.dumps({'root': report.root})}", flush=True)
         except Exception as error:
             print(f"done {json.dumps({'error': str(error)})}", flush=True)

@@ -53,7 +53,7 @@ class Trainer:
 
     async def line(self, word: str) -> str:
         assert self._process.stdout is not None
-        while line := await asyncio.wait_for(asyncio.to_thread(self._process.stdout.readline), 90):
+        while line := await asyncio.wait_for(asyncio.to_thread(self._process.stdout.readline), 300):
             if line.startswith(word + " "):
                 return line.removeprefix(word).strip()
         raise AssertionError(f"the trainer ended without {word!r}")
@@ -103,8 +103,8 @@ async def test_what_a_trainer_sends_is_what_the_engine_holds(local: LocalPod) ->
     second = await checksum(local)
     assert first != second
     with trainer({"sent-1": "qwen3-v1", "sent-2": "qwen3-v2"}) as sender:
-        port = await sender.line("port")
         for label, expected in (("sent-1", first), ("sent-2", second)):
+            port = await sender.line("port")
             busy = asyncio.create_task(local.generate(64))
             report = await move(local, staged(label, port))
             assert report.move is not None

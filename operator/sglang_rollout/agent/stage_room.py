@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from sglang_rollout.protocol.report import StagedWeights, StageReport
@@ -34,6 +35,14 @@ LEFT_BYTES = 512 << 20
 SHARE_LEFT = 4
 
 
+@dataclass(frozen=True)
+class _Learned:
+    """Of a manifest, which takes long to read when there are many tensors."""
+
+    size: int
+    layout: str
+
+
 class StageRoom:
     """stage: None when nothing can be staged; then `problem` says why. medium None is no problem, and no stage."""
 
@@ -41,7 +50,7 @@ class StageRoom:
         self._settings = settings
         self.stage: Stage | None = None
         self.problem = ""
-        self._sizes: dict[str, int] = {}  # by root
+        self._learned: dict[str, _Learned] = {}  # by root
         if settings.medium == "None":
             self.problem = "weights are not staged in this pod: set agent.staging.medium to Host or Device"
             return
@@ -102,8 +111,8 @@ class StageRoom:
         return min(slots, key=worth).name if slots else ""
 
     def layout(self, root: str) -> str:
-        """Manifest.layout of what is staged as `root`. Reads a file. Raises StageUnusable."""
-        return read_manifest(self.folder, self.index().holding(root)).layout
+        """Manifest.layout of what is staged as `root`. Reads a file, once. Raises StageUnusable."""
+        return self._learn(root).layout
 
     def report(self) -> StageReport:
         held = [slot.sealed for slot in self.index().slots if slot.sealed is not None]
@@ -114,12 +123,19 @@ class StageRoom:
             self.stage.close()
 
     def _size(self, root: str) -> int:
-        if root not in self._sizes:
-            try:
-                self._sizes[root] = read_manifest(self.folder, self.index().holding(root)).size
-            except StageUnusable:
-                return 0
-        return self._sizes[root]
+        try:
+            return self._learn(root).size
+        except StageUnusable:
+            return 0
+
+    def _learn(self, root: str) -> _Learned:
+        slot = self.index().holding(root)
+        if root not in self._learned:
+            manifest = read_manifest(self.folder, slot)
+            held = {one.sealed.root for one in self.index().slots if one.sealed is not None}
+            self._learned = {known: fact for known, fact in self._learned.items() if known in held}
+            self._learned[root] = _Learned(manifest.size, manifest.layout)
+        return self._learned[root]
 
     def _open(self) -> Stage:
         device = any(region.gpu for slot in read_index(self.folder).slots for region in slot.regions)

@@ -78,6 +78,10 @@ class Staging:
         except (CheckpointUnusable, BytesRefused, ManifestRefused, StageUnusable) as refusal:
             raise CheckpointRefused(str(refusal)) from refusal
         await self._faults.at("stage:end")
+        try:
+            await asyncio.to_thread(self.room.layout, prepared.root)  # read now, and not in the pause
+        except StageUnusable as error:
+            raise NotPrepared(f"it was staged and is not there: {error}") from error
         return prepared
 
     async def _bring(

@@ -1,0 +1,64 @@
+"""Models of other layouts, by way of the stage: what each rank holds is what it would have read by itself."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from e2e.sglang_cpu import models
+from sglang_rollout.protocol.report import AgentReport
+from sglang_rollout.protocol.weights import Step, WeightMove, WeightVersion
+
+from .local_pod import LocalPod
+
+pytestmark = [pytest.mark.sglang, pytest.mark.asyncio, pytest.mark.timeout(600)]
+
+
+async def admin(local: LocalPod, path: str, body: object) -> str:
+    status, text = await local.engine_call("POST", path, body, local.record.admin_key)
+    assert status == 200, text
+    return text
+
+
+async def checksum(local: LocalPod) -> str:
+    return str(json.loads(await admin(local, "/weights_checker", {"action": "checksum"}))["per_engine_checksum"])
+
+
+def settled(move_id: str, report: AgentReport) -> bool:
+    move = report.move
+    return move is not None and move.id == move_id and (move.reached is Step.CONTINUE or move.error != "")
+
+
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [("qwen3-tied", 1), ("llama", 1), ("qwen3-mixed", 1), ("qwen3-moe", 1), ("qwen3", 2)],
+    ids=["tied", "llama", "bf16-and-fp32", "experts", "tp2"],
+)
+async def test_there_and_back(tmp_path: Path, model: str, tp: int) -> None:
+    one, two = (WeightVersion(label, str(models.path(f"{model}-v{label}"))) for label in ("1", "2"))
+    local = LocalPod(tmp_path, one, tp=tp, staged_versions=2)
+    local.start_agent()
+    local.start_launcher()
+    try:
+        await local.serving()
+        expected = {"1": await checksum(local)}
+        await admin(local, "/pause_generation", {"mode": "retract"})
+        body = {"model_path": two.path, "weight_version": "2"}
+        await admin(local, "/update_weights_from_disk", body)
+        expected["2"] = await checksum(local)
+        await admin(local, "/update_weights_from_disk", {"model_path": one.path, "weight_version": "1"})
+        await admin(local, "/continue_generation", {})
+        for number, weights in enumerate((two, one, two)):
+            wanted = WeightMove(f"m{number}", weights, Step.CONTINUE)
+            await local.put(local.desired(move=wanted))
+            report = await local.until(partial(settled, wanted.id))
+            assert report.move is not None
+            assert report.move.error == ""
+            assert report.engine.weights_root == report.move.root != ""
+            assert await checksum(local) == expected[weights.version]
+            assert (await local.generate(4))["meta_info"]["weight_version"] == weights.version
+    finally:
+        await local.stop()
