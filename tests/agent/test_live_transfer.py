@@ -18,6 +18,7 @@ from sglang_rollout.agent.checkpoint import Checkpoint, CheckpointRefused
 from sglang_rollout.agent.live_exchange import TransferLost
 from sglang_rollout.agent.live_transfer import LiveTransfer
 from sglang_rollout.agent.sglang import EngineError, EngineUnreachable, ServerInfo, UpdateGroup
+from sglang_rollout.agent.sglang_versions import NEWEST, Release
 from sglang_rollout.protocol.weights import Source, SourceKind, Step, WeightMove, WeightVersion
 from sglang_rollout.transfer.digests import BLAKE2B
 from sglang_rollout.transfer.link import Link
@@ -51,6 +52,10 @@ class Engine:
     hangs: set[str] = field(default_factory=set)
     fails: dict[str, EngineError] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    release: Release = NEWEST
+
+    async def fence(self) -> None:
+        await self._call("fence")
 
     async def server_info(self) -> ServerInfo:
         return ServerInfo("0.5.23", 300.0, 2, "cpu")
@@ -204,6 +209,7 @@ async def test_each_sender_s_group_is_joined_and_its_buckets_received(world: Wor
     await world.apply(move)
     assert world.engine.calls == [
         "begin", "join g1", "receive a by g1", "receive b by g1", "join g2", "receive c by g2", "end",
+        "fence",
     ]  # fmt: skip
     await _until(lambda: [sender.heard[-1] for sender in world.senders] == [Sealed(WHOLE.root)] * 2)
 
@@ -237,7 +243,7 @@ async def test_one_payload_is_for_all_ranks_or_each_has_its_own(world: World) ->
     move = world.move(SourceKind.COLOCATED)
     await world.prepare(move)
     await world.apply(move)
-    assert world.engine.calls == ["begin", "take", "take", "take", "end"]
+    assert world.engine.calls == ["begin", "take", "take", "take", "end", "fence"]
     entries = [base64.b64encode(part).decode() for part in (b"one", b"two")]
     assert world.engine.bodies[0]["serialized_named_tensors"] == entries
     assert world.engine.bodies[0]["flush_cache"] is False

@@ -105,6 +105,8 @@ class LiveTransfer:
                 else:
                     await self._broadcast(exchange, agreed.start_id)
             await engine.end_weight_update()
+            if engine.release.cheap_fence:
+                await engine.fence()  # SGLang has answered for rank 0, and for what it has queued
             done = True
         finally:
             if not done:
