@@ -66,7 +66,7 @@ class Fleet:
 
     async def move_weights(self, version: str, path: str, **weights: Any) -> int:
         """Ask for other weights from disk."""
-        source = {"type": "Disk", "disk": {"path": path}}
+        source = {"type": "Disk", "disk": {"path": path}, "distributed": None, "colocated": None}
         return await self.patch(weights={"version": version, "source": source, **weights})
 
     async def delete(self) -> None:

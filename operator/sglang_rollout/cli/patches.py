@@ -25,8 +25,9 @@ def memory(residency: str, tags: Iterable[str], state: str | None = None) -> Pat
 
 
 def disk_weights(version: str, path: str) -> Patch:
-    """Other weights from a folder; the member of another source type goes."""
-    return {"weights": {"version": version, "source": {"type": "Disk", "disk": {"path": path}, "distributed": None}}}
+    """Other weights from a folder; the members of other source types go."""
+    source = {"type": "Disk", "disk": {"path": path}, "distributed": None, "colocated": None}
+    return {"weights": {"version": version, "source": source}}
 
 
 def weight_check(request_id: str, action: str) -> Patch:
