@@ -32,7 +32,7 @@ RESIDENT = dict.fromkeys(RELEASED, "Resident")
             {
                 "weights": {
                     "version": "43",
-                    "source": {"type": "Disk", "disk": {"path": "/models/43"}, "distributed": None},
+                    "source": {"type": "Disk", "disk": {"path": "/models/43"}, "distributed": None, "colocated": None},
                 }
             },
         ),
