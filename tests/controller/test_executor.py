@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
+from sglang_rollout.api import WeightsStatus
 from sglang_rollout.controller.applies import Applier
 from sglang_rollout.controller.caches import Caches
 from sglang_rollout.controller.events import EventRecorder
@@ -28,6 +29,7 @@ from sglang_rollout.controller.kinds import CONFIG_MAP, POD, ROLLOUT, Object
 from sglang_rollout.controller.kube_errors import KubeError, Refused, Unreachable
 from sglang_rollout.controller.links import Dialect, LinkContext, LinkPool
 from sglang_rollout.controller.rollouts import Rollout, Rollouts
+from sglang_rollout.controller.status_writes import STILL_SECONDS
 from sglang_rollout.controller.tokens import FleetTokens
 from sglang_rollout.protocol.desired import AgentDesired, Execution
 from sglang_rollout.protocol.report import AgentReport
@@ -161,6 +163,19 @@ async def test_a_decision_is_written_before_anything_else_happens(bench: Bench) 
 async def test_without_a_decision_pods_come_first_and_the_status_last(bench: Bench) -> None:
     await bench.execute(Plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED))
     assert bench.done() == [("want", "agents"), ("apply", "configmaps"), ("apply", "sglangrollouts/status")]
+
+
+async def test_while_engines_stand_still_children_are_looked_at_rarely(bench: Bench) -> None:
+    still = fleets.status("x").model_copy(update={"weights": WeightsStatus(phase="Committing")})
+    plan = Plan(still, (fleets.config_map(),), agents=DESIRED)
+    await bench.execute(plan)
+    assert ("apply", "configmaps") in bench.done()
+    outcome = await bench.execute(replace(plan, applies=(fleets.config_map(), fleets.config_map("other"))))
+    assert bench.done() == [("want", "agents")]
+    assert outcome.again == STILL_SECONDS
+    bench.seconds += STILL_SECONDS
+    await bench.execute(replace(plan, applies=(fleets.config_map(), fleets.config_map("other"))))
+    assert ("apply", "configmaps") in bench.done()
 
 
 async def test_an_overtaken_decision_does_nothing(bench: Bench) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_rollout.controller.kinds import Object
 from sglang_rollout.controller.projections import child, drift_mark, pod_view
-from sglang_rollout.controller.status_writes import is_quiet
+from sglang_rollout.controller.status_writes import QUIET_SECONDS, STILL_SECONDS, is_quiet, may_wait
 from tests.controller import fleets
 
 POD: Object = {
@@ -176,3 +176,11 @@ def test_while_engines_stand_still_no_status_is_written_that_can_be_worked_out_a
 ) -> None:
     weights = {**AT_BARRIER["weights"], **changes.get("weights", {})}
     assert is_quiet(AT_BARRIER, {**AT_BARRIER, **changes, "weights": weights}) is quiet
+
+
+def test_at_barriers_a_status_waits_longer_and_what_is_loud_never() -> None:
+    counted = {**BASE, "readyReplicas": 2}
+    assert may_wait(BASE, counted) == QUIET_SECONDS
+    assert may_wait(BASE, {**BASE, "observedGeneration": 2}) == 0.0
+    assert may_wait(AT_BARRIER, {**AT_BARRIER, "readyReplicas": 2}) == STILL_SECONDS
+    assert may_wait(AT_BARRIER, {**AT_BARRIER, "weights": {**AT_BARRIER["weights"], "phase": "Idle"}}) == 0.0

@@ -201,6 +201,30 @@ async def test_a_new_leader_does_not_wait_for_ever(bench: Bench) -> None:
     assert bench.seen[0].agents == {}
 
 
+async def test_a_plan_waits_for_the_end_of_a_burst_of_reports_and_not_for_one_that_does_not_end(bench: Bench) -> None:
+    await bench.resource()
+    await bench.reconcile()
+    loop, agents = asyncio.get_running_loop(), bench.reconciler.agents
+    told: list[int] = []
+
+    def report(left: int) -> None:
+        agents._changed(KEY)
+        told.append(len(bench.seen))
+        bench.seconds += 0.01
+        if left:
+            loop.call_soon(report, left - 1)
+
+    bench.reconciler._plan_seconds[KEY] = 0.06
+    report(4)
+    await bench.reconcile()
+    assert told == [1] * 5, "all before the second plan"
+    bench.reconciler._plan_seconds[KEY] = 0.06
+    report(20)
+    await bench.reconcile()
+    assert told[5:].count(2) < 10
+    assert len(bench.seen) == 3
+
+
 async def test_a_pod_that_comes_later_holds_up_nothing(bench: Bench) -> None:
     await bench.resource()
     await bench.reconcile()

@@ -88,6 +88,18 @@ def test_a_new_spec_overtakes_what_only_changed_in_the_cluster() -> None:
     assert queue.pop(3.0) is None
 
 
+def test_only_what_was_not_there_wakes_a_worker() -> None:
+    """A large fleet tells of a thousand changes while one of them is being handled."""
+    queue: QueueState[str] = QueueState()
+    assert queue.add("a", Priority.STATE, 0.0)
+    assert not queue.add("a", Priority.STATE, 0.0)
+    assert not queue.add("a", Priority.SPEC, 0.0)
+    assert queue.pop(0.0) == ("a", 0.0)
+    assert not queue.add("a", Priority.STATE, 0.0)
+    queue.done("a", 0.0)
+    assert queue.pop(0.0) == ("a", 0.0)
+
+
 def test_a_new_wish_does_not_wait_for_the_backoff() -> None:
     queue: QueueState[str] = QueueState(Backoff(random=lambda: 1.0))
     for _ in range(12):

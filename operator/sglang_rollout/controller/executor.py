@@ -26,7 +26,7 @@ from .kube_errors import Conflict, KubeError, NotFound, Refused
 from .lease import LeaderLease
 from .links import LinkPool
 from .rollouts import FleetKey, Rollout
-from .status_writes import QUIET_SECONDS, is_quiet
+from .status_writes import BARRIERS, STILL_SECONDS, may_wait
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +77,7 @@ class Executor:
     clock: Callable[[], float] = time.monotonic
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _status_written: dict[FleetKey, float] = field(default_factory=dict)
+    _looked: dict[FleetKey, float] = field(default_factory=dict)
     _deleted: dict[str, float] = field(default_factory=dict)
     _wanted: dict[FleetKey, set[ChildKey]] = field(default_factory=dict)
 
@@ -91,8 +92,8 @@ class Executor:
         self.external.want(key, plan.external_router)
         await _let_go_out()
         errors_before = self.apply_errors(key)
-        failures, more = await self._children(key, rollout, plan)
-        again = soonest(plan.requeue_after, self.applier.retry_after(self._wanted[key]), 0.0 if more else None)
+        failures, look_again = await self._children_in_time(key, rollout, plan)
+        again = soonest(plan.requeue_after, look_again)
         if self.apply_errors(key) != errors_before:
             again = 0.0  # the status must tell it
         if not plan.decision:
@@ -115,9 +116,21 @@ class Executor:
         """The resource is gone."""
         self.applier.forget(self._wanted.pop(key, set()))
         self._status_written.pop(key, None)
+        self._looked.pop(key, None)
         self.external.want(key, None)
 
     # Children
+
+    async def _children_in_time(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], float | None]:
+        """What failed, and seconds until the children must be looked at again. While engines stand still for a move of
+        the weights that is done rarely: thousands of manifests would be compared at every step."""
+        still = plan.status.weights is not None and plan.status.weights.phase in BARRIERS
+        wait = self._looked.get(key, float("-inf")) + STILL_SECONDS - self.clock()
+        if still and wait > 0:
+            return [], wait
+        failures, more = await self._children(key, rollout, plan)
+        self._looked[key] = self.clock()
+        return failures, soonest(self.applier.retry_after(self._wanted[key]), 0.0 if more else None)
 
     async def _children(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], bool]:
         """What failed, and whether applies are left for another pass."""
@@ -168,8 +181,9 @@ class Executor:
         if before == after:
             return None
         age = self.clock() - self._status_written.get(key, float("-inf"))
-        if age < QUIET_SECONDS and not plan.events and is_quiet(before, after):
-            return QUIET_SECONDS - age
+        wait = 0.0 if plan.events else may_wait(before, after) - age
+        if wait > 0:
+            return wait
         try:
             await self._write_status(key, rollout, plan)
         except KubeError as error:

@@ -325,6 +325,7 @@ class LinkPool(Generic[D, R]):
         self._context = context
         self._on_change = on_change
         self._links: dict[FleetKey, dict[str, PodLink[D, R]]] = {}
+        self._news: dict[FleetKey, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def sync(self, fleet: FleetKey, targets: Mapping[str, Target]) -> None:
@@ -335,13 +336,18 @@ class LinkPool(Generic[D, R]):
                 self._close(links.pop(uid))
         for uid, target in targets.items():
             if uid not in links:
-                links[uid] = PodLink(target, self._dialect, self._context, lambda: self._on_change(fleet))
+                links[uid] = PodLink(target, self._dialect, self._context, lambda: self._changed(fleet))
                 links[uid].open()
         if not links:
             del self._links[fleet]
+            self._news.pop(fleet, None)
 
     def of(self, fleet: FleetKey) -> Mapping[str, PodLink[D, R]]:
         return self._links.get(fleet, {})
+
+    def news(self, fleet: FleetKey) -> int:
+        """Grows with every change that a link has told."""
+        return self._news.get(fleet, 0)
 
     def settled(self, fleet: FleetKey) -> bool:
         """Whether every pod of the fleet has answered or failed at least once."""
@@ -357,6 +363,10 @@ class LinkPool(Generic[D, R]):
         for fleet in list(self._links):
             self.sync(fleet, {})
         await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def _changed(self, fleet: FleetKey) -> None:
+        self._news[fleet] = self._news.get(fleet, 0) + 1
+        self._on_change(fleet)
 
     def _close(self, link: PodLink[D, R]) -> None:
         task = asyncio.create_task(link.close())

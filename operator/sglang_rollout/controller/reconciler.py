@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 WARM_UP_SECONDS = 3.0  # for so long a new leader waits for the first answers of a fleet's pods
 REPLANS = 3  # in one pass, when others keep changing the resource
 INVALID_SECONDS = 60.0
+LONGEST_BURST_SECONDS = 0.1
+QUIET_TURNS = 3  # of the event loop: it takes as many from an answer's arrival to its being read
 
 Planner = Callable[[Observed, datetime], Plan]
 
@@ -62,9 +65,11 @@ class Reconciler:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _linked: dict[FleetKey, str] = field(default_factory=dict)
     _warming: dict[FleetKey, float] = field(default_factory=dict)
+    _plan_seconds: dict[FleetKey, float] = field(default_factory=dict)
 
     async def reconcile(self, key: FleetKey) -> Outcome:
         """Raises NotLeading, ExecutionFailed and KubeError; the caller tries again. WentBack is final."""
+        await self._burst_is_over(key)
         for _ in range(REPLANS):
             rollout = self.rollouts.get(key)
             if rollout is None or rollout.deleting:
@@ -80,13 +85,25 @@ class Reconciler:
             waiting = self._warming_up(key)
             if waiting is not None:
                 return Outcome(waiting)
+            began = self.clock()
             plan = self.planner(self._observe(key, model, pods), self.now())
+            self._plan_seconds[key] = self.clock() - began
             try:
                 return await self.executor.execute(key, rollout, plan)
             except Overtaken as error:
                 log.info("%s/%s: planning again: %s", *key, error)
                 await self._read_again(key)
         return Outcome(0.0)
+
+    async def _burst_is_over(self, key: FleetKey) -> None:
+        """Lets reports that have come already be read first, for as long as a plan takes at most: the engines of a
+        large fleet report at one time, and a plan for each handful of them would delay the one that counts."""
+        until = self.clock() + min(self._plan_seconds.get(key, 0.0), LONGEST_BURST_SECONDS)
+        quiet, heard = 0, self.agents.news(key)
+        while quiet < QUIET_TURNS and self.clock() < until:
+            await asyncio.sleep(0)
+            before, heard = heard, self.agents.news(key)
+            quiet = quiet + 1 if heard == before else 0
 
     def _observe(self, key: FleetKey, model: SGLangRollout, pods: tuple[PodView, ...]) -> Observed:
         agents, routers = self.agents.of(key), self.routers.of(key)
@@ -163,6 +180,7 @@ class Reconciler:
         self.external.sync(key, None)
         self.executor.forget(key)
         self._warming.pop(key, None)
+        self._plan_seconds.pop(key, None)
         audience = self._linked.pop(key, None)
         if audience is not None:
             self.tokens.forget(audience)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from .kinds import Object
 
 QUIET_SECONDS = 0.25
+STILL_SECONDS = 1.0  # while engines stand still: most moves are over by then
 
 # Engines stand still between these: their decision is written, and what follows from it any leader works out anew.
-_BARRIERS = frozenset({"Committing", "Verifying"})
+BARRIERS = frozenset({"Committing", "Verifying"})
 _QUIET = frozenset({"readyReplicas", "routableReplicas", "router"})
 _QUIET_AT_BARRIERS = frozenset({"conditions", "executionState"})
 _QUIET_IN_WEIGHTS_AT_BARRIERS = frozenset({"phase", "version", "history"})
@@ -16,11 +17,18 @@ _QUIET_AHEAD = frozenset({"engines", "message"})
 _QUIET_IN_ENGINE = frozenset({"ready", "routable", "paused", "weightVersion", "message"})
 
 
+def may_wait(before: Object, after: Object) -> float:
+    """For how long after the last write the difference of the two may stay untold, in seconds."""
+    if not is_quiet(before, after):
+        return 0.0
+    return STILL_SECONDS if _phase(before) in BARRIERS and _phase(after) in BARRIERS else QUIET_SECONDS
+
+
 def is_quiet(before: Object, after: Object) -> bool:
     """Whether the two differ in nothing but counts and messages, which change with every engine of a fleet; or, while
     engines stand still for a move of the weights, in nothing but how far it has come: no write may prolong that."""
     loud_before, loud_after = _loud(before), _loud(after)
-    if _phase(before) in _BARRIERS and _phase(after) in _BARRIERS:
+    if _phase(before) in BARRIERS and _phase(after) in BARRIERS:
         loud_before, loud_after = _loud_at_barriers(loud_before), _loud_at_barriers(loud_after)
     return bool(loud_before == loud_after)
 

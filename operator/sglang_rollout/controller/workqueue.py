@@ -50,14 +50,17 @@ class QueueState(Generic[K]):
     _order: itertools.count[int] = field(default_factory=itertools.count)
     _failures: dict[K, int] = field(default_factory=dict)
 
-    def add(self, key: K, priority: Priority, now: float) -> None:
+    def add(self, key: K, priority: Priority, now: float) -> bool:
+        """Whether there is something to pop that was not there before."""
         if key in self._processing:
             before, since = self._again.get(key, (priority, now))
             self._again[key] = (min(before, priority), since)
-            return
+            return False
         queued = self._ready[Priority.STATE].pop(key, None) if priority is Priority.SPEC else None
-        if not any(key in ready for ready in self._ready.values()):
-            self._ready[priority][key] = now if queued is None else queued
+        if any(key in ready for ready in self._ready.values()):
+            return False
+        self._ready[priority][key] = now if queued is None else queued
+        return queued is None
 
     def add_after(self, key: K, delay: float, now: float) -> None:
         """Adds the key once `delay` seconds have passed; of several delays the earliest counts."""
@@ -128,8 +131,7 @@ class WorkQueue(Generic[K]):
         self._closed = False
 
     def add(self, key: K, priority: Priority = Priority.STATE) -> None:
-        if not self._closed:
-            self._state.add(key, priority, self._clock())
+        if not self._closed and self._state.add(key, priority, self._clock()):
             self._wake.set()
 
     def add_after(self, key: K, delay: float) -> None:
