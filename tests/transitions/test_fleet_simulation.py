@@ -13,6 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sglang_rollout.api import Condition, find_condition
+from sglang_rollout.protocol.weights import WeightMove
 from sglang_rollout.transitions.observed import ChildView
 from sglang_rollout.transitions.plan import plan
 
@@ -484,8 +485,8 @@ def test_under_external_control_the_newest_version_read_back_is_the_target() -> 
     assert fleet.serving() == {}, "what engines start from is no version to go back to"
 
 
-def sent(version: str, transfer: str = "Staged", **more: Any) -> dict[str, Any]:
-    senders = [{"address": "10.9.0.1", "port": 29600}]
+def sent(version: str, transfer: str = "Staged", port: int = 29600, **more: Any) -> dict[str, Any]:
+    senders = [{"address": "10.9.0.1", "port": port}]
     return {
         "version": version,
         "source": {"type": "Distributed", "distributed": {"transfer": transfer, "senders": senders}},
@@ -673,6 +674,75 @@ def test_what_is_staged_ahead_is_committed_without_the_trainer() -> None:
     fleet.settle(10)
     assert set(fleet.serving().values()) == {"t1"}
     assert fleet.condition("Ready").status == "True"
+
+
+def ordered(fleet: Simulation) -> list[WeightMove]:
+    """What the engines are to stage or to move to."""
+    fleet.reconcile()
+    desired = [pod.orders for pod in fleet.pods.values() if pod.engine_index is not None and pod.orders]
+    return [order for one in desired if (order := one.move or one.prepare) is not None]
+
+
+def test_what_another_trainer_staged_ahead_by_the_same_label_is_not_what_is_moved_to() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    ahead = {"version": "t1", "source": sent("t1", port=1)["source"]}
+    fleet.patch(weights={"prepare": ahead})
+    fleet.settle(6)
+    assert fleet.weights.prepared is not None
+    assert fleet.weights.prepared.engines == 2
+    for left in ({}, {"prepare": ahead}):
+        fleet.patch(weights={**left, **sent("t1", port=2)})
+        orders = ordered(fleet)
+        assert orders
+        assert all(order.source.senders == ["10.9.0.1:2"] and not order.source.root for order in orders)
+
+
+def test_a_move_to_what_one_trainer_staged_ahead_ends_when_spec_names_another() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    ahead = {"prepare": {"version": "t1", "source": sent("t1", port=1)["source"]}}
+    fleet.patch(weights=ahead)
+    fleet.settle(6)
+    fleet.patch(weights={**ahead, **sent("t1", port=1)})
+    assert {order.source.root for order in ordered(fleet)} == {"root-t1"}
+    fleet.patch(weights={**ahead, **sent("t1", port=2)})
+    orders = ordered(fleet)
+    assert all(order.source.senders == ["10.9.0.1:2"] and not order.source.root for order in orders)
+
+
+def test_weights_that_another_trainer_stages_ahead_by_the_same_label_are_another_order() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1", "t2"}
+    seen: list[str] = []
+    for version, port in (("t1", 1), ("t1", 2), ("t2", 1), ("t1", 1)):
+        fleet.patch(weights={"prepare": {"version": version, "source": sent(version, port=port)["source"]}})
+        names = {order.id for order in ordered(fleet)}
+        assert len(names) == 1
+        seen += names
+        fleet.settle(6)
+        assert fleet.weights.prepared is not None
+        assert fleet.weights.prepared.engines == 2
+    assert len(set(seen)) == 4, "an agent that missed one in between must not take an older one's bytes for it"
+
+
+def test_other_changes_of_spec_do_not_stage_anew() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    ahead = {"prepare": {"version": "t1", "source": sent("t1")["source"]}}
+    fleet.patch(weights=ahead)
+    before = ordered(fleet)
+    fleet.settle(6)
+    fleet.trainers = set()
+    fleet.patch(execution={"state": "Paused"})
+    assert {order.id for order in ordered(fleet)} == {order.id for order in before}
+    fleet.settle(6)
+    assert fleet.weights.prepared is not None
+    assert fleet.weights.prepared.engines == 2
 
 
 def test_what_cannot_be_staged_ahead_is_told_and_tried_again() -> None:

@@ -94,6 +94,9 @@ class PreparedStatus(ApiModel):
     """Weights that are staged ahead of their commit."""
 
     version: str = Field(max_length=128, description="Their label.")
+    path: str = Field(default="", max_length=1024, description="Folder of their checkpoint; absent: a trainer's.")
+    source: TransferStatus = Field(default=TransferStatus(), description="How they come, as spec said then.")
+    generation: int = Field(default=0, ge=0, description="Generation of the resource that first asked for them.")
     attempt: int = Field(default=1, ge=1, description="Grows when it is tried again after a failure.")
     members: int = Field(default=0, ge=0, description="Agents that the trainer's senders will hear from.")
     engines: int = Field(default=0, ge=0, description="Engines that hold them, whole and checked.")

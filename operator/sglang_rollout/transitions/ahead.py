@@ -19,15 +19,18 @@ from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, soonest
 
 
 def staged_ahead(
-    plan: WeightsPlan, members: Collection[EngineView], keepers: Keepers, spec: Spec, now: datetime
+    plan: WeightsPlan, members: Collection[EngineView], keepers: Keepers, spec: Spec, generation: int, now: datetime
 ) -> WeightsPlan:
-    """`plan`, of a fleet that does not move, with the orders to stage ahead and what they have come to."""
+    """`plan`, of a fleet that does not move, with the orders to stage ahead and what they have come to. generation: of
+    the resource."""
     wanted, status = spec.weights.prepare, plan.status
     if wanted is None or wanted.version == status.version:
         return replace(plan, status=status.model_copy(update={"prepared": None}))
     prepared = status.prepared
-    if prepared is None or prepared.version != wanted.version:
-        prepared = PreparedStatus(version=wanted.version)
+    if prepared is None or not is_prepared_from(prepared, wanted):
+        prepared = PreparedStatus(
+            version=wanted.version, path=_path(wanted), source=transfer_of(wanted.source), generation=generation
+        )
     if prepared.failed_at is not None:
         wait = seconds_left(prepared.failed_at, RETRY_SECONDS, now)
         if wait > 0:
@@ -41,6 +44,16 @@ def staged_ahead(
     prepared = _judged(prepared, healthy, now)
     orders = {} if prepared.failed_at else {e.index: _order(spec, wanted, prepared, e, keepers, plan) for e in healthy}
     return _with(plan, prepared, orders, RETRY_SECONDS if prepared.failed_at else None)
+
+
+def is_prepared_from(prepared: PreparedStatus, wanted: PreparedWeights) -> bool:
+    """Not by the label alone: another trainer's weights of the same label may be other ones."""
+    known = (prepared.version, prepared.path, prepared.source)
+    return known == (wanted.version, _path(wanted), transfer_of(wanted.source))
+
+
+def _path(wanted: PreparedWeights) -> str:
+    return wanted.source.disk.path if wanted.source.disk else ""
 
 
 def _with(
@@ -87,8 +100,8 @@ def _order(
     as_transaction = WeightTransaction(
         id=_order_id(prepared),
         version=wanted.version,
-        path=wanted.source.disk.path if wanted.source.disk else "",
-        source=transfer_of(wanted.source),
+        path=prepared.path,
+        source=prepared.source,
         root=prepared.root,
         epoch=plan.status.epoch,
         members=prepared.members,
@@ -97,4 +110,5 @@ def _order(
 
 
 def _order_id(prepared: PreparedStatus) -> str:
-    return f"ahead.{prepared.attempt}:{prepared.version}"[:128]
+    """Used once: an agent may have missed the orders between two of one label."""
+    return f"ahead.g{prepared.generation}.{prepared.attempt}:{prepared.version}"[:128]

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from ..api import Spec, WeightsStatus
 from ..api.conditions import seconds_left, timestamp
-from ..api.status import TransferStatus, WeightTransaction
+from ..api.status import PreparedStatus, TransferStatus, WeightTransaction
 from ..protocol.report import EngineState
 from ..protocol.weights import Step, WeightVersion
 from .engines import EngineView
@@ -39,10 +39,16 @@ class Preparation:
     @property
     def _ahead(self) -> str:
         """Digest of the target where it was staged ahead of this move and still is."""
+        prepared = self._prepared
+        return prepared.root if prepared and any(prepared.root in engine.staged for engine in self.members) else ""
+
+    @property
+    def _prepared(self) -> PreparedStatus | None:
+        """What was staged ahead, if it is what spec asks for now: the label alone does not say so."""
         prepared = self.weights.prepared
-        if prepared is None or prepared.version != self.target.version:
-            return ""
-        return prepared.root if any(prepared.root in engine.staged for engine in self.members) else ""
+        if prepared is None or WeightVersion(prepared.version, prepared.path) != self.target:
+            return None
+        return prepared if prepared.source == transfer_of(self.spec.weights.source) else None
 
     def plan(self) -> WeightsPlan:
         transaction = self.weights.transaction
@@ -55,7 +61,8 @@ class Preparation:
         return self._judge(transaction)
 
     def _is_of_target(self, transaction: WeightTransaction) -> bool:
-        way = (TransferStatus(kind="Kept"), transfer_of(self.spec.weights.source))
+        asked = transfer_of(self.spec.weights.source)
+        way = (TransferStatus(kind="Kept"), asked) if self._prepared else (asked,)
         same = (transaction.version, transaction.path) == (self.target.version, self.target.path)
         return same and transaction.source in way
 

@@ -61,7 +61,8 @@ def advance(
         taking_part, everyone = [*members, *parting], tuple(engines)
         return Commit(taking_part, everyone, keepers, spec, weights, transaction, now, routers_in_step).plan()
     if target.version == committed.version:
-        return staged_ahead(settle(members, keepers, spec, weights, "Idle", now), members, keepers, spec, now)
+        settled = settle(members, keepers, spec, weights, "Idle", now)
+        return staged_ahead(settled, members, keepers, spec, generation, now)
     if spec.weights.source is not None and spec.weights.source.type == "External":
         return _moved_by_others(members, keepers, spec, weights, target, now, routers_in_step)
     if not weights.served and target.path:
