@@ -136,6 +136,9 @@ class LocalPod:
         return await asyncio.to_thread(self._agent.wait, seconds)
 
     def start_launcher(self) -> None:
+        """As the kubelet does when the engine container has ended, which it must have."""
+        if self._launcher is not None:
+            self._launcher.wait(30)
         launcher = SOURCES / "sglang_rollout" / "engine" / "launcher.py"
         self._launcher = self._run(
             [str(environment.interpreter()), str(launcher), "--", f"--tp-size={self.tp}", *self.engine_args],

@@ -19,7 +19,7 @@ from sglang_rollout.protocol.desired import Execution, ExecutionState
 from sglang_rollout.protocol.fleet import FleetConfig
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
 from sglang_rollout.protocol.operations import Operation, OperationKind, OperationReport, OperationResult
-from sglang_rollout.protocol.report import AgentReport
+from sglang_rollout.protocol.report import AgentReport, EngineState
 from sglang_rollout.protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
 from sglang_rollout.protocol.wire import dumps, loads
 
@@ -205,6 +205,37 @@ async def test_a_profile(local: LocalPod) -> None:
     assert f"local-0:{folder}" in report.message
 
 
+async def test_a_flush_forgets_the_cache(local: LocalPod) -> None:
+    # A prefix that is long enough to be kept, asked for twice.
+    prompt = "the router sends a request to an engine and waits for its answer, " * 4
+    await local.generate(4, prompt)
+    assert (await local.generate(4, prompt))["meta_info"]["cached_tokens"] > 0
+    assert (await done(local, Operation("flush-1", OperationKind.FLUSH))).result is OperationResult.PASSED
+    assert (await local.generate(4, prompt))["meta_info"]["cached_tokens"] == 0
+
+
+async def test_a_busy_engine_says_how_it_can_be_flushed(local: LocalPod) -> None:
+    running = asyncio.create_task(local.generate(3000))
+    await asyncio.sleep(0.3)
+    busy = await done(local, Operation("flush-2", OperationKind.FLUSH, timeout_seconds=1.0))
+    assert busy.result is OperationResult.ERROR
+    assert "pause the fleet" in busy.message
+    paused = Execution(ExecutionState.PAUSED)
+    held = await done(local, Operation("flush-3", OperationKind.FLUSH, timeout_seconds=30.0), execution=paused)
+    assert held.result is OperationResult.PASSED, held.message
+    assert (await done(local, Operation("abort-1", OperationKind.ABORT))).result is OperationResult.PASSED
+    assert (await running)["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_an_abort_ends_running_and_queued_requests(local: LocalPod) -> None:
+    running = [asyncio.create_task(local.generate(3000)) for _ in range(12)]
+    await asyncio.sleep(0.5)
+    assert (await done(local, Operation("abort-2", OperationKind.ABORT))).result is OperationResult.PASSED
+    reasons = {answer["meta_info"]["finish_reason"]["type"] for answer in await asyncio.gather(*running)}
+    assert reasons == {"abort"}
+    assert (await local.generate(4))["meta_info"]["finish_reason"]["type"] == "length"
+
+
 # --- a trainer that drives the engine ---
 
 
@@ -265,3 +296,18 @@ _MODES = [
     (PauseMode.IN_PLACE, KVCache.KEEP),
     (PauseMode.ABORT, KVCache.FLUSH),
 ]
+
+
+async def test_an_ordered_restart_lets_requests_end(local: LocalPod) -> None:
+    start = local.record.start_id
+    running = [asyncio.create_task(local.generate(400)) for _ in range(3)]
+    await asyncio.sleep(0.3)
+    paused = Execution(ExecutionState.PAUSED)
+    await local.put(local.desired(launch=SAVER, execution=paused))
+    await local.until(lambda r: r.engine.paused)
+    await local.put(local.desired(launch=SAVER, execution=paused, restart_engine=start, restart_drains=True))
+    assert [answer["meta_info"]["completion_tokens"] for answer in await asyncio.gather(*running)] == [400] * 3
+    report = await local.until(lambda r: r.engine.state is EngineState.ABSENT)
+    assert report.engine.failure == ""
+    local.start_launcher()
+    assert (await local.serving()).engine.start_id != start
