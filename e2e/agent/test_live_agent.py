@@ -134,9 +134,11 @@ async def test_a_trainer_that_ends_before_the_apply_leaves_the_old_weights(rig: 
     assert (await rig.until(move, Step.PREPARE)).error == ""
     trainer.process.kill()
     trainer.process.wait()
+    began = time.monotonic()
     found = await rig.until(move, Step.CONTINUE)
-    assert found.error
+    assert "connection" in found.error
     assert not found.dirty
+    assert time.monotonic() - began < 8
     await rig.pod.put(rig.pod.desired())
     report = await rig.pod.until(lambda r: not r.engine.paused)
     assert report.engine.weight_version == before

@@ -167,6 +167,10 @@ class Actor:
         except CacheBusy as error:
             self._postpone(error, situation)
             return False
+        except TransferLost as error:  # before anything was touched, and there is nobody to wait for
+            log.warning("%s: %s", step, error)
+            self._note(error=f"{step}: {error}")
+            return False
         except (EngineError, OSError, MalformedMessage, StageUnusable, TimeoutError) as error:
             problem = f"{step}: {error or type(error).__name__}"
             if ahead:

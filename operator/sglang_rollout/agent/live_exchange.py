@@ -32,8 +32,8 @@ GRACE_SECONDS = 5.0  # for the engine to notice that the sender has gone, as glo
 
 
 class TransferLost(EngineError):
-    """The trainer is gone, or the engine may stand still waiting for it: applying again cannot help, only another start
-    of the engine can."""
+    """The trainer is gone, or the engine may stand still waiting for it: applying again cannot help, and once it was
+    begun only another start of the engine can."""
 
 
 @dataclass

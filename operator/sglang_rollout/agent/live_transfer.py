@@ -27,7 +27,7 @@ from sglang_rollout.transfer.session import (
 )
 
 from .checkpoint import Checkpoint, CheckpointRefused
-from .live_exchange import Exchange, Sender, reason_of
+from .live_exchange import Exchange, Sender, TransferLost, reason_of
 from .sglang import EngineError, SGLang
 
 CONNECT_SECONDS = 5.0
@@ -79,16 +79,16 @@ class LiveTransfer:
         return whole.root
 
     async def check(self, move: WeightMove) -> None:
-        """Raises EngineError if the senders of a prepared move are not there any more: to be asked before apply(), when
-        nothing has been touched."""
+        """Raises TransferLost if the senders of a prepared move are not there any more: to be asked before apply(),
+        when nothing has been touched."""
         for sender in self._of(move).senders:
             try:
                 await sender.link.send(Ready(ARE_YOU_THERE))
                 said = await sender.link.receive(ANSWER_SECONDS)
             except (SessionError, TimeoutError) as error:
-                raise EngineError(f"sender {sender.address}: {error or 'it does not answer'}") from error
+                raise TransferLost(f"sender {sender.address}: {error or 'it does not answer'}") from error
             if said != Ready(ARE_YOU_THERE):
-                raise EngineError(f"sender {sender.address}: {reason_of(said)}")
+                raise TransferLost(f"sender {sender.address}: {reason_of(said)}")
 
     async def apply(self, move: WeightMove, engine: SGLang) -> None:
         """The weights into the paused and flushed engine, in one session of its own. Raises EngineError, after which
