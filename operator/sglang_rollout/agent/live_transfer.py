@@ -70,7 +70,8 @@ class LiveTransfer:
         except BaseException as error:
             for sender in senders:
                 with contextlib.suppress(SessionError):
-                    await sender.link.send(Refused(str(error), lasting=isinstance(error, CheckpointRefused)))
+                    reason = str(error) or "the engine's agent has given the move up"
+                    await sender.link.send(Refused(reason, lasting=isinstance(error, CheckpointRefused)))
                 await sender.link.close()
             if isinstance(error, SessionError | TimeoutError):
                 raise EngineError(str(error) or f"no answer within {move.timeout_seconds:g} s") from error
