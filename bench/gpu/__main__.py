@@ -100,7 +100,7 @@ def _measure(settings: Settings, results: Results, engine: Engine, prepared: Pre
         step("first tokens", lambda: _warm_up(engine, streams))
         if settings.lean:
             step("pause and continue", commits.baseline)
-            step("staged on both", commits.alternating)
+            step("staged on both", commits.one_version_each)
         else:
             step("pause and continue", commits.baseline)
             for medium in prepared.media:
