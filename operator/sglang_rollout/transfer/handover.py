@@ -42,6 +42,8 @@ class _Pickler(pickle._Pickler):
         if not (isinstance(obj, torch.Tensor) and obj.is_cuda):
             return NotImplemented
         rebuild, arguments = reduce_tensor(obj)
+        if isinstance(arguments[_DEVICE], str):  # SGLang is in this process and has seen to it
+            return rebuild, arguments
         # The two processes may count their GPUs differently; SGLang takes the UUID in place of the number.
         uuid = str(torch.cuda.get_device_properties(arguments[_DEVICE]).uuid)
         return rebuild, (*arguments[:_DEVICE], uuid, *arguments[_DEVICE + 1 :])
