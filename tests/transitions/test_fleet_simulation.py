@@ -745,6 +745,20 @@ def test_other_changes_of_spec_do_not_stage_anew() -> None:
     assert fleet.weights.prepared.engines == 2
 
 
+def test_an_order_to_stage_ahead_that_was_forgotten_in_the_spec_is_over_when_it_was_served() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1", "t2"}
+    ahead = {"version": "t1", "source": sent("t1")["source"]}
+    fleet.patch(weights={"prepare": ahead, **sent("t1")})
+    fleet.settle(12)
+    fleet.patch(weights={"prepare": ahead, **sent("t2")})
+    fleet.settle(12)
+    assert set(fleet.serving().values()) == {"t2"}
+    assert fleet.weights.prepared is None
+    assert not any(pod.orders.prepare for pod in fleet.pods.values() if pod.orders)
+
+
 def test_what_cannot_be_staged_ahead_is_told_and_tried_again() -> None:
     fleet = Simulation()
     fleet.settle()

@@ -24,7 +24,9 @@ def staged_ahead(
     """`plan`, of a fleet that does not move, with the orders to stage ahead and what they have come to. generation: of
     the resource."""
     wanted, status = spec.weights.prepare, plan.status
-    if wanted is None or wanted.version == status.version:
+    served = {entry.version for entry in status.history if not entry.path}
+    # What a trainer sent once is not sent again by that label.
+    if wanted is None or wanted.version == status.version or wanted.version in served:
         return replace(plan, status=status.model_copy(update={"prepared": None}))
     prepared = status.prepared
     if prepared is None or not is_prepared_from(prepared, wanted):
