@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
 from sglang_rollout.api import WeightsStatus
@@ -119,35 +118,34 @@ async def bench() -> AsyncIterator[Bench]:
     kube, lease, rollouts = FakeKube(), FakeLease(), Rollouts()
     rollouts.put(kube.put(ROLLOUT, fleets.rollout()))
     notes: list[EventNote] = []
-    async with aiohttp.ClientSession() as session:
-        context = LinkContext(session, FleetTokens(kube, "ops", "operator"), lease)
-        agents = RecordingPool(Dialect("agent", 1, AgentReport, lambda report: report.agent_start), context, unheard)
-        agents.calls = kube.calls
-        routers: LinkPool[RouterDesired, RouterReport] = LinkPool(
-            Dialect("router", 1, RouterReport, lambda report: report.sidecar_start), context, unheard
-        )
+    context = LinkContext(FleetTokens(kube, "ops", "operator"), lease)
+    agents = RecordingPool(Dialect("agent", 1, AgentReport, lambda report: report.agent_start), context, unheard)
+    agents.calls = kube.calls
+    routers: LinkPool[RouterDesired, RouterReport] = LinkPool(
+        Dialect("router", 1, RouterReport, lambda report: report.sidecar_start), context, unheard
+    )
 
-        def clock() -> float:
-            return made.seconds
+    def clock() -> float:
+        return made.seconds
 
-        caches = Caches(kube, (), unheard)
-        executor = Executor(
-            kube=kube,
-            lease=lease,
-            applier=Applier(kube, caches, clock),
-            agents=agents,
-            routers=routers,
-            external=ExternalRouters(lambda target: pytest.fail("no external router"), lease, Path(), unheard),
-            events=Recorder(notes),
-            on_written=lambda value: made.take(value),
-            clock=clock,
-        )
-        tasks = [asyncio.create_task(informer.run()) for informer in caches.informers]
-        made = Bench(kube, lease, executor, rollouts, caches, tasks, notes)
-        await caches.synced()
-        yield made
-        made.stop_watching()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    caches = Caches(kube, (), unheard)
+    executor = Executor(
+        kube=kube,
+        lease=lease,
+        applier=Applier(kube, caches, clock),
+        agents=agents,
+        routers=routers,
+        external=ExternalRouters(lambda target: pytest.fail("no external router"), lease, Path(), unheard),
+        events=Recorder(notes),
+        on_written=lambda value: made.take(value),
+        clock=clock,
+    )
+    tasks = [asyncio.create_task(informer.run()) for informer in caches.informers]
+    made = Bench(kube, lease, executor, rollouts, caches, tasks, notes)
+    await caches.synced()
+    yield made
+    made.stop_watching()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 DESIRED = {"pod-uid": AgentDesired(0, 1, WeightVersion("1", "/m"), Execution())}

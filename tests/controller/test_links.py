@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 
-import aiohttp
 import pytest
 
 from sglang_rollout.controller.lease import LeaderLease
@@ -73,20 +72,18 @@ async def bench() -> AsyncIterator[Bench]:
     kube, lease = FakeKube(), FakeLease()
     calls: list[tuple[str, str]] = []
     changes: list[tuple[str, str]] = []
-    async with aiohttp.ClientSession() as session:
-        context = LinkContext(
-            session,
-            FleetTokens(kube, "ops", "operator"),
-            lease,
-            lambda operation, code, _: calls.append((operation, code)),
-            silent_seconds=0.3,
-            poll_seconds=2.0,
-        )
-        dialect = Dialect("agent", 1, AgentReport, lambda report: report.agent_start)
-        pool: LinkPool[AgentDesired, AgentReport] = LinkPool(dialect, context, changes.append)
-        made = Bench(pool, lease, kube, calls, changes)
-        yield made
-        await pool.close()
+    context = LinkContext(
+        FleetTokens(kube, "ops", "operator"),
+        lease,
+        lambda operation, code, _: calls.append((operation, code)),
+        silent_seconds=0.3,
+        poll_seconds=2.0,
+    )
+    dialect = Dialect("agent", 1, AgentReport, lambda report: report.agent_start)
+    pool: LinkPool[AgentDesired, AgentReport] = LinkPool(dialect, context, changes.append)
+    made = Bench(pool, lease, kube, calls, changes)
+    yield made
+    await pool.close()
     for pod in made.pods:
         await pod.stop()
 

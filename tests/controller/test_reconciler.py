@@ -113,50 +113,49 @@ async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
         made.seen.append(observed)
         return made.make_plan(observed)
 
-    async with aiohttp.ClientSession() as session:
-        tokens = FleetTokens(kube, "ops", "operator")
-        context = LinkContext(session, tokens, lease)
-        agents: LinkPool[AgentDesired, AgentReport] = LinkPool(AGENTS, context, queued.append)
-        routers: LinkPool[RouterDesired, RouterReport] = LinkPool(ROUTERS, context, queued.append)
-        external = ExternalRouters(make, lease, tmp_path, queued.append)
-        caches = Caches(kube, (), queued.append)
-        keys = ClusterKeys(kube, "system:serviceaccount:ops:operator", lambda: None)
-        await keys.load()
-        events = EventRecorder(kube, "operator-0")
-        executor = Executor(
-            kube=kube,
-            lease=lease,
-            applier=Applier(kube, caches),
-            agents=agents,
-            routers=routers,
-            external=external,
-            events=events,
-            on_written=put,
-        )
-        reconciler = Reconciler(
-            settings=SETTINGS,
-            kube=kube,
-            rollouts=rollouts,
-            caches=caches,
-            keys=keys,
-            tokens=tokens,
-            agents=agents,
-            routers=routers,
-            external=external,
-            executor=executor,
-            events=events,
-            planner=planner,
-            on_read=put,
-            clock=lambda: made.seconds,
-            now=lambda: fleets.NOW,
-        )
-        made = Bench(kube, rollouts, caches, reconciler, external, queued)
-        tasks = [asyncio.create_task(informer.run()) for informer in caches.informers]
-        await caches.synced()
-        yield made
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(agents.close(), routers.close(), external.close(), *tasks, return_exceptions=True)
+    tokens = FleetTokens(kube, "ops", "operator")
+    context = LinkContext(tokens, lease)
+    agents: LinkPool[AgentDesired, AgentReport] = LinkPool(AGENTS, context, queued.append)
+    routers: LinkPool[RouterDesired, RouterReport] = LinkPool(ROUTERS, context, queued.append)
+    external = ExternalRouters(make, lease, tmp_path, queued.append)
+    caches = Caches(kube, (), queued.append)
+    keys = ClusterKeys(kube, "system:serviceaccount:ops:operator", lambda: None)
+    await keys.load()
+    events = EventRecorder(kube, "operator-0")
+    executor = Executor(
+        kube=kube,
+        lease=lease,
+        applier=Applier(kube, caches),
+        agents=agents,
+        routers=routers,
+        external=external,
+        events=events,
+        on_written=put,
+    )
+    reconciler = Reconciler(
+        settings=SETTINGS,
+        kube=kube,
+        rollouts=rollouts,
+        caches=caches,
+        keys=keys,
+        tokens=tokens,
+        agents=agents,
+        routers=routers,
+        external=external,
+        executor=executor,
+        events=events,
+        planner=planner,
+        on_read=put,
+        clock=lambda: made.seconds,
+        now=lambda: fleets.NOW,
+    )
+    made = Bench(kube, rollouts, caches, reconciler, external, queued)
+    tasks = [asyncio.create_task(informer.run()) for informer in caches.informers]
+    await caches.synced()
+    yield made
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(agents.close(), routers.close(), external.close(), *tasks, return_exceptions=True)
     for pod in made.pods:
         await pod.stop()
 

@@ -11,19 +11,17 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
-
-import aiohttp
-from yarl import URL
+from urllib.parse import urlencode
 
 from ..protocol import pod
 from ..protocol.wire import MalformedMessage, dumps, loads
 from .kube_errors import KubeError
 from .lease import LeaderLease
+from .pod_connection import Answer, BadAnswer, PodConnection
 from .tokens import FleetTokens
 
 log = logging.getLogger(__name__)
 
-CONNECT_SECONDS = 3.0
 PUT_SECONDS = 5.0
 POLL_SECONDS = 25.0
 SILENT_SECONDS = 15.0  # a report is believed for so long after its pod stopped answering
@@ -91,15 +89,11 @@ class Target:
     ip: str
     audience: str
 
-    def url(self, port: int) -> str:
-        return f"http://[{self.ip}]:{port}" if ":" in self.ip else f"http://{self.ip}:{port}"
-
 
 @dataclass
 class LinkContext:
     """What all links share. on_call: told of every call: operation, status code (or "error"), seconds."""
 
-    session: aiohttp.ClientSession
     tokens: FleetTokens
     lease: LeaderLease
     on_call: Callable[[str, str, float], None] = lambda *_: None
@@ -125,7 +119,11 @@ class PodLink(Generic[D, R]):
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _drop: asyncio.TimerHandle | None = None
-    _urls: dict[str, URL] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Two connections: an order must not wait for the end of a long poll."""
+        self._polls = PodConnection(self.target.ip, self.dialect.port, REPORT_BYTES)
+        self._orders = PodConnection(self.target.ip, self.dialect.port, REPORT_BYTES)
 
     def open(self) -> None:
         self._tasks = [self._task("listen", self._listen()), self._task("drive", self._drive())]
@@ -135,6 +133,8 @@ class PodLink(Generic[D, R]):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        self._polls.close()
+        self._orders.close()
         if self._drop is not None:
             self._drop.cancel()
 
@@ -171,7 +171,7 @@ class PodLink(Generic[D, R]):
                 query = {"after": str(self._report.revision), "wait": f"{self.context.poll_seconds:g}"}
                 seconds += self.context.poll_seconds
             try:
-                self._take(await self._call("report", "GET", pod.PATH_REPORT, query, seconds=seconds))
+                self._take(await self._call(self._polls, "report", "GET", pod.PATH_REPORT, query, seconds=seconds))
                 pause = FIRST_PAUSE
             except LinkError as error:
                 self._failed(str(error))
@@ -192,7 +192,9 @@ class PodLink(Generic[D, R]):
             try:
                 body = dumps(replace(desired, lease_term=term, serial=next(_SERIALS)))
                 self._sent = None  # a call that fails may have been heard all the same
-                report = await self._call("desired", "PUT", pod.PATH_DESIRED, {}, body=body, seconds=PUT_SECONDS)
+                report = await self._call(
+                    self._orders, "desired", "PUT", pod.PATH_DESIRED, {}, body=body, seconds=PUT_SECONDS
+                )
                 self._sent = (self.dialect.start_of(report), desired)
                 self._take(report)
                 self.on_change()
@@ -213,7 +215,7 @@ class PodLink(Generic[D, R]):
         """The pod has obeyed a higher term than the lease has: of a Lease that was deleted since. Its report says
         which; where it does not, in few steps."""
         try:
-            self._take(await self._call("report", "GET", pod.PATH_REPORT, {}, seconds=PUT_SECONDS))
+            self._take(await self._call(self._orders, "report", "GET", pod.PATH_REPORT, {}, seconds=PUT_SECONDS))
         except LinkError as error:
             log.debug("%s", error)
         if self.context.lease.term <= refused and (self._report is None or self._report.lease_term <= refused):
@@ -255,63 +257,63 @@ class PodLink(Generic[D, R]):
             self.on_change()
 
     async def _call(
-        self, operation: str, method: str, path: str, query: Mapping[str, str], *, body: bytes = b"", seconds: float
+        self,
+        connection: PodConnection,
+        operation: str,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        body: bytes = b"",
+        seconds: float,
     ) -> R:
         """Raises LinkError. A token that the pod refuses is replaced once: it may have been minted before the
         cluster's keys were rotated."""
         audience = self.target.audience
+        target = f"{path}?{urlencode({pod.QUERY_POD: self.target.uid, **query})}"
         for attempt in (1, 2):
             try:
                 token = await self.context.tokens.token(audience)
             except KubeError as error:
                 raise LinkError(f"no token for the {self.dialect.name} of {self.target.name}: {error}") from error
-            try:
-                return await self._attempt(operation, method, path, query, body, seconds, token)
-            except LinkError as error:
-                if error.status != 401 or attempt == 2:
-                    raise
-                self.context.tokens.discard(audience, token)
+            answer = await self._answer(operation, connection.call(method, target, token, body, seconds))
+            if answer.status != 401 or attempt == 2:
+                return self._report_in(answer)
+            self.context.tokens.discard(audience, token)
         raise AssertionError("the second attempt returns or raises")
 
-    async def _attempt(
-        self, operation: str, method: str, path: str, query: Mapping[str, str], body: bytes, seconds: float, token: str
-    ) -> R:
+    async def _answer(self, operation: str, call: Coroutine[Any, Any, Answer]) -> Answer:
+        """Raises LinkError."""
         started = time.monotonic()
         code = "error"
-        who = f"the {self.dialect.name} of {self.target.name}"
         try:
-            async with self.context.session.request(
-                method,
-                self._url(path) if not query else self._url(path).update_query(query),
-                data=body or None,
-                headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS),
-                allow_redirects=False,
-            ) as response:
-                code = str(response.status)
-                answer = await _bounded(response, who)
-                if response.status != 200:
-                    raise LinkError(f"{who} answers {response.status}: {_sentence(answer)}", response.status)
-                report = loads(self.dialect.report, answer)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            code = "error"
-            raise LinkError(f"{who} does not answer: {error or type(error).__name__}") from error
-        except MalformedMessage as error:
-            raise LinkError(f"{who} answers nonsense: {error}") from error
+            answer = await call
+            code = str(answer.status)
+        except (TimeoutError, OSError) as error:
+            raise LinkError(f"{self._who} does not answer: {error or type(error).__name__}") from error
+        except BadAnswer as error:
+            raise LinkError(f"{self._who} answers {error}") from error
         finally:
             self.context.on_call(operation, code, time.monotonic() - started)
+        return answer
+
+    def _report_in(self, answer: Answer) -> R:
+        """The report, if it can be believed. Raises LinkError."""
+        if answer.status != 200:
+            raise LinkError(f"{self._who} answers {answer.status}: {_sentence(answer.body)}", answer.status)
+        try:
+            report = loads(self.dialect.report, answer.body)
+        except MalformedMessage as error:
+            raise LinkError(f"{self._who} answers nonsense: {error}") from error
         if report.pod_uid != self.target.uid:
             raise LinkError(f"another pod (UID {report.pod_uid}) answers at the address of {self.target.name}")
         if problem := self.dialect.problem_of(report):
-            raise LinkError(f"{who} cannot be believed: it reports {problem}")
+            raise LinkError(f"{self._who} cannot be believed: it reports {problem}")
         return report
 
-    def _url(self, path: str) -> URL:
-        """Parsed once: an order to a large fleet is hundreds of calls in a row."""
-        if path not in self._urls:
-            base = URL(self.target.url(self.dialect.port) + path)
-            self._urls[path] = base.with_query({pod.QUERY_POD: self.target.uid})
-        return self._urls[path]
+    @property
+    def _who(self) -> str:
+        return f"the {self.dialect.name} of {self.target.name}"
 
     def _task(self, what: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(coroutine, name=f"{what} {self.dialect.name} {self.target.name}")
@@ -372,17 +374,6 @@ class LinkPool(Generic[D, R]):
         task = asyncio.create_task(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-async def _bounded(response: aiohttp.ClientResponse, who: str) -> bytes:
-    """The body, if it is not absurdly large. Raises LinkError."""
-    chunks = bytearray()
-    async for chunk in response.content.iter_any():
-        chunks += chunk
-        if len(chunks) > REPORT_BYTES:
-            response.close()
-            raise LinkError(f"{who} answers more than {REPORT_BYTES >> 20} MiB")
-    return bytes(chunks)
 
 
 def _sentence(answer: bytes) -> str:

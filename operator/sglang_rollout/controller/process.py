@@ -32,7 +32,7 @@ from .intake import Intake
 from .kube import KubeClient
 from .kube_errors import KubeError
 from .lease import LeaderLease, LeaseLost
-from .links import POLL_SECONDS, Dialect, LinkContext, LinkPool
+from .links import Dialect, LinkContext, LinkPool
 from .metrics import Metrics
 from .plausibility import agent_problem, router_problem
 from .reconciler import Planner, Reconciler
@@ -82,11 +82,9 @@ class OperatorProcess:
         caller = f"system:serviceaccount:{settings.namespace}:{settings.service_account}"
         self._keys = ClusterKeys(self.kube, caller, self._all)
         tokens = FleetTokens(self.kube, settings.namespace, settings.service_account)
-        # No proxy (trust_env): pods are reached directly or not at all. Connections outlast the silence between two
-        # long polls, so that an order to a whole fleet does not wait for hundreds of new ones.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3 * POLL_SECONDS)
-        self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
-        context = LinkContext(self._session, tokens, self.lease, self.metrics.agent_call)
+        # For external routers; no proxy (trust_env): they are reached directly or not at all.
+        self._session = aiohttp.ClientSession(trust_env=False)
+        context = LinkContext(tokens, self.lease, self.metrics.agent_call)
         self._agents: LinkPool[AgentDesired, AgentReport] = LinkPool(AGENTS, context, self.queue.add)
         self._routers: LinkPool[RouterDesired, RouterReport] = LinkPool(ROUTERS, context, self.queue.add)
         self._external = ExternalRouters(
