@@ -30,7 +30,7 @@ async def receiver_killed(bench: Bench, transport: str, size: int) -> dict[str, 
     killed = time.monotonic()
     report = await moving
     noticed = time.monotonic() - killed
-    sent = await bench.trainer.said("done", label)
+    sent = await bench.trainer.done(label)
     assert report.move is not None
     return {
         "the agent says": report.move.error,
@@ -53,7 +53,7 @@ async def agent_killed(bench: Bench, transport: str, size: int) -> dict[str, Any
     await bench.trainer.said("at bucket", middle)
     await bench.pod.kill_agent()
     killed = time.monotonic()
-    sent = await bench.trainer.said("done", label)
+    sent = await bench.trainer.done(label)
     noticed = sent["at"] - killed
     bench.pod.start_agent()
     await bench.pod.put(bench.pod.desired(peer_key="bench"))

@@ -81,6 +81,14 @@ class TrainerProcess:
     async def ready(self) -> None:
         self.port = int((await self.said("port"))["port"])
 
+    async def done(self, label: str, *, waits: bool = True) -> dict[str, Any]:
+        """What came of a sending. One whose agents are gone `waits` for others: it is left to itself then."""
+        try:
+            async with asyncio.timeout(MOVE_SECONDS if waits else 5.0):
+                return await self.said("done", label)
+        except TimeoutError:
+            return {"error": "it still waits for agents", "at": time.monotonic()}
+
     def order(self, **words: Any) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(words) + "\n")
@@ -296,8 +304,8 @@ async def transfer(bench: Bench, transport: str, bucket_bytes: int) -> dict[str,
     begin = time.monotonic()
     report = await bench.make(bench.move(label, Step.PREPARE, transport=transport))
     end = time.monotonic()
-    sent = await bench.trainer.said("done", label)
     assert report.move is not None
+    sent = await bench.trainer.done(label, waits=not report.move.error)
     row: dict[str, Any] = {"transport": transport, "bucket MiB": bucket_bytes / (1 << 20)}
     if report.move.error or "error" in sent:
         return row | {"error": report.move.error, "sender": sent.get("error", "")}
@@ -336,8 +344,8 @@ async def committed(bench: Bench, transport: str, size: int, mode: PauseMode, of
     begin = time.monotonic()
     report = await bench.make(bench.move(label, Step.CONTINUE, transport=transport, pause_mode=mode))
     end = time.monotonic()
-    sent = await bench.trainer.said("done", label)
     assert report.move is not None
+    sent = await bench.trainer.done(label, waits=not report.move.error)
     if report.move.error:
         return {"mode": str(mode), "error": report.move.error, "sender": sent.get("error", "")}
     bench.serves = of
@@ -382,7 +390,7 @@ async def direct(bench: Bench, sizes: Sequence[int], repeats: int) -> list[dict[
             report = await bench.make(wanted)
             end = time.monotonic()
             bench.trainer.order(mode="over", version=label)
-            sent = await bench.trainer.said("done", label)
+            sent = await bench.trainer.done(label)
             assert report.move is not None
             row: dict[str, Any] = {"bucket MiB": size / (1 << 20), "error": report.move.error or sent.get("error", "")}
             if not row["error"]:
