@@ -36,6 +36,13 @@ def version(label: str, model: str) -> WeightVersion:
     return WeightVersion(label, str(models.path(model)))
 
 
+STEPS = ("prepare", "pause", "flush", "check", "apply", "continue")
+POINTS = [
+    *(f"stage:{when}" for when in ("begin", "mid", "end")),
+    *(f"{step}:{when}" for step in STEPS for when in ("before", "after")),
+    *(f"apply:{when}" for when in ("begun", "written", "labelled")),
+]
+CHOSEN = ("stage:mid", "check:after", "apply:begun", "apply:written", "apply:labelled")
 V1, V2, V3 = version("1", "qwen3-v1"), version("2", "qwen3-v2"), version("3", "qwen3-v3")
 
 
@@ -141,20 +148,7 @@ async def test_a_stream_spans_a_commit_and_says_so(local: LocalPod, checksums: d
     await holds(local, V3, checksums)
 
 
-@pytest.mark.parametrize(
-    "point",
-    [
-        "stage:begin",
-        "stage:mid",
-        "stage:end",
-        *(f"{step}:{when}" for step in ("prepare", "pause", "flush", "check", "apply") for when in ("before", "after")),
-        "apply:begun",
-        "apply:written",
-        "apply:labelled",
-        "continue:before",
-        "continue:after",
-    ],
-)
+@pytest.mark.parametrize("point", [pytest.param(p, marks=[] if p in CHOSEN else pytest.mark.chaos) for p in POINTS])
 async def test_an_agent_that_ends_at_any_step_brings_the_move_to_its_end(
     local: LocalPod, checksums: dict[str, str], point: str
 ) -> None:
@@ -176,7 +170,7 @@ async def test_an_agent_that_ends_at_any_step_brings_the_move_to_its_end(
     await holds(local, weights, checksums)
 
 
-@pytest.mark.parametrize("point", ["apply:begun", "apply:written"])
+@pytest.mark.parametrize("point", ["apply:begun", pytest.param("apply:written", marks=pytest.mark.chaos)])
 async def test_an_engine_that_is_killed_in_an_apply_catches_up_from_the_kept_copy(
     local: LocalPod, checksums: dict[str, str], point: str
 ) -> None:
@@ -201,6 +195,7 @@ async def test_an_engine_that_is_killed_in_an_apply_catches_up_from_the_kept_cop
     await holds(local, WeightVersion("2", ""), checksums)
 
 
+@pytest.mark.chaos
 async def test_an_engine_killed_while_it_serves_catches_up(local: LocalPod, checksums: dict[str, str]) -> None:
     report = await move(local, WeightMove("before-kill", V3, Step.CONTINUE))
     root = report.engine.weights_root
