@@ -4,6 +4,8 @@ gone ends in a sentence."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -12,7 +14,9 @@ import pytest
 
 from sglang_rollout.transfer.link import Link, connect, host_port
 from sglang_rollout.transfer.manifest import Bucket, ManifestRefused, Tensor
+from sglang_rollout.transfer.reception import Reception
 from sglang_rollout.transfer.session import (
+    HEADER,
     MAX_JSON,
     Announced,
     Cancel,
@@ -145,3 +149,80 @@ def test_a_bucket_travels_in_words() -> None:
     for wrong in ([["a", "BF16"]], ["a"], [["a", "X", [1]]], [["a", "U8", [-1]]], [["", "U8", [1]]]):
         with pytest.raises(ManifestRefused):
             Announced(0, wrong, "d").bucket()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("offers", {"Gloo": "none"}),
+        ("offers", {"Gloo": {"port": 1}}),
+        ("digests", [1]),
+        ("groups", [["g"]]),
+    ],
+)
+def test_what_lies_deeper_is_looked_at_as_well(field: str, value: object) -> None:
+    body = json.loads(encode(HELLO)[HEADER.size :])
+    with pytest.raises(LinkLost, match=field):
+        decode(json.dumps({**body, field: value}).encode())
+
+
+@asynccontextmanager
+async def received() -> AsyncIterator[Reception]:
+    reception = Reception()
+    await reception.open("127.0.0.1", 0)
+    try:
+        yield reception
+    finally:
+        await reception.close()
+
+
+async def test_a_trainer_keeps_no_more_of_a_stranger_than_a_hello_can_have() -> None:
+    """Whoever reaches its port can connect."""
+    async with received() as reception:
+        for sizes in ((100, 1 << 30), (MAX_JSON, 0)):
+            _, writer = await asyncio.open_connection("127.0.0.1", reception.port)
+            writer.write(struct.pack(">4sIQ", b"SGR1", *sizes))
+            sent = 0
+            with contextlib.suppress(OSError):
+                for _ in range(64):
+                    writer.write(b" " * (1 << 16))
+                    sent += 1 << 16
+                    async with asyncio.timeout(1):
+                        await writer.drain()
+                    await asyncio.sleep(0.01)
+            assert writer.transport.is_closing() or sent < 64 << 16, "it reads on"
+            await _end(writer)
+
+
+async def test_one_host_cannot_take_all_of_a_trainer_s_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sglang_rollout.transfer.reception.UNGREETED_MAX", 3)
+    async with received() as reception:
+        with reception.expecting("v2", "staged") as arrivals:
+            strangers = [await asyncio.open_connection("127.0.0.1", reception.port) for _ in range(6)]
+            await asyncio.sleep(0.05)
+            ended = [await _is_closed(reader) for reader, _ in strangers]
+            assert ended == [False] * 3 + [True] * 3
+            for _, writer in strangers:
+                await _end(writer)
+            await asyncio.sleep(0.05)
+            link = await connect("127.0.0.1", reception.port, 1)
+            await link.send(HELLO)
+            async with asyncio.timeout(2):
+                arrived, hello = await arrivals.next()
+            assert hello == HELLO
+            await arrived.close()
+            await link.close()
+
+
+async def _end(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+
+
+async def _is_closed(reader: asyncio.StreamReader) -> bool:
+    """Beats come on a connection that is open."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.1):
+            return not await reader.read(1)
+    return False

@@ -5,8 +5,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
-from .session import HEADER, Beat, LinkLost, Message, SessionError, decode, decode_header, encode
+from .session import (
+    HEADER,
+    MAX_BLOB,
+    MAX_JSON,
+    Beat,
+    LinkLost,
+    Message,
+    SessionError,
+    decode,
+    decode_header,
+    encode,
+)
 
 BEAT_SECONDS = 0.5
 SILENCE_SECONDS = 4.0  # a peer that ends is seen at once; this is for one that stands still
@@ -24,11 +36,14 @@ class Link:
         *,
         beat: float = BEAT_SECONDS,
         silence: float = SILENCE_SECONDS,
+        largest: tuple[int, int] = (MAX_JSON, MAX_BLOB),
     ) -> None:
+        """largest: JSON and blob of a frame that is taken in, in bytes."""
         self._reader = reader
         self._writer = writer
         self._beat = beat
         self._silence = silence
+        self._largest = largest
         self._frames: asyncio.Queue[tuple[Message, bytes] | LinkLost] = asyncio.Queue(WAITING)
         self._sending = asyncio.Lock()
         self._tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._keep_beating())]
@@ -78,7 +93,7 @@ class Link:
     async def _read(self) -> None:
         try:
             while True:
-                size, blob_size = decode_header(await self._exactly(HEADER.size))
+                size, blob_size = decode_header(await self._exactly(HEADER.size), self._largest)
                 message = decode(await self._exactly(size))
                 blob = await self._exactly(blob_size)
                 if not isinstance(message, Beat):
@@ -106,7 +121,7 @@ class Link:
                 await self.send(Beat())
 
 
-async def connect(host: str, port: int, timeout: float, **pace: float) -> Link:
+async def connect(host: str, port: int, timeout: float, **pace: Any) -> Link:
     """The agent's side. Raises LinkLost."""
     try:
         async with asyncio.timeout(timeout):

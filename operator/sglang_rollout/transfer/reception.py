@@ -9,9 +9,10 @@ import logging
 from collections.abc import Iterator
 
 from .link import Link
-from .session import RELEASE, Cancel, Hello, LinkLost
+from .session import MAX_WORD, RELEASE, Cancel, Hello, LinkLost
 
 HELLO_SECONDS = 10.0
+UNGREETED_MAX = 64  # connections of one host that have not said hello: anybody may open them
 _LOG = logging.getLogger(__name__)
 
 
@@ -39,7 +40,7 @@ class Reception:
     def __init__(self) -> None:
         self._server: asyncio.Server | None = None
         self._expected: dict[tuple[str, str], Arrivals] = {}
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greeting: dict[asyncio.Task[None], str] = {}
         self.port = 0
 
     async def open(self, host: str, port: int) -> None:
@@ -63,11 +64,17 @@ class Reception:
             self._server.close()
         for task in self._greeting:
             task.cancel()
+        await asyncio.gather(*self._greeting, return_exceptions=True)
 
     async def _arrive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.create_task(self._greet(Link(reader, writer)))
-        self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+        host = str((writer.get_extra_info("peername") or ("?",))[0])
+        if list(self._greeting.values()).count(host) >= UNGREETED_MAX:
+            writer.transport.abort()
+            return
+        # An agent sends words, never weights.
+        task = asyncio.create_task(self._greet(Link(reader, writer, largest=(MAX_WORD, 0))))
+        self._greeting[task] = host
+        task.add_done_callback(lambda done: self._greeting.pop(done))
 
     async def _greet(self, link: Link) -> None:
         try:
@@ -76,6 +83,9 @@ class Reception:
             _LOG.info("somebody at %s said no hello: %s", link.peer, error)
             await link.close()
             return
+        except asyncio.CancelledError:
+            await link.close()
+            raise
         if not isinstance(hello, Hello):
             await refuse(link, f"the first word must be hello, this was {hello.kind}")
         elif hello.release != RELEASE:

@@ -17,6 +17,7 @@ from .manifest import Bucket, ManifestRefused, tensor_of
 RELEASE = 1
 MAX_JSON = 64 << 20
 MAX_BLOB = 16 << 30
+MAX_WORD = 1 << 20  # of anything that an agent says
 
 _MAGIC = b"SGR1"
 HEADER = struct.Struct(">4sIQ")
@@ -220,13 +221,13 @@ def encode(message: Message, blob_size: int = 0) -> bytes:
     return HEADER.pack(_MAGIC, len(body), blob_size) + body
 
 
-def decode_header(header: bytes) -> tuple[int, int]:
-    """Sizes of JSON and blob. Raises LinkLost."""
+def decode_header(header: bytes, largest: tuple[int, int] = (MAX_JSON, MAX_BLOB)) -> tuple[int, int]:
+    """Sizes of JSON and blob. Raises LinkLost, also for one that is more than the `largest`."""
     magic, size, blob = HEADER.unpack(header)
     if magic != _MAGIC:
         raise LinkLost(f"the peer speaks something else: it began a frame with {magic!r}")
-    if size > MAX_JSON or blob > MAX_BLOB:
-        raise LinkLost(f"the peer announced a frame of {size} + {blob} bytes, more than {MAX_JSON} + {MAX_BLOB}")
+    if size > largest[0] or blob > largest[1]:
+        raise LinkLost(f"the peer announced a frame of {size} + {blob} bytes, more than {largest[0]} + {largest[1]}")
     return size, blob
 
 
@@ -237,9 +238,20 @@ def decode(body: bytes) -> Message:
         cls = _KINDS[value.pop("kind")]
         known = {f.name: value[f.name] for f in fields(cls) if f.name in value}
         for f in fields(cls):
-            wanted = _TYPES[str(f.type).partition("[")[0]]
-            if f.name in known and type(known[f.name]) is not wanted:
-                raise TypeError(f"{f.name} is {type(known[f.name]).__name__}, not {wanted.__name__}")
+            if f.name in known and not _fits(known[f.name], str(f.type)):
+                raise TypeError(f"{f.name} is no {f.type}")
         return cls(**known)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise LinkLost(f"the peer sent a frame that is none of ours: {error!r}") from error
+
+
+def _fits(value: Any, wanted: str) -> bool:
+    """Whether a JSON value is of a type as the messages' fields are annotated: keys of a dict are strings anyway."""
+    if wanted == "Any":
+        return True
+    base, _, inner = wanted.removesuffix("]").partition("[")
+    if type(value) is not _TYPES[base]:
+        return False
+    if isinstance(value, dict):
+        return all(_fits(item, inner.partition(", ")[2]) for item in value.values())
+    return not isinstance(value, list) or all(_fits(item, inner) for item in value)
