@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from e2e.bench import losses, machine
 from e2e.bench.engine_view import PAUSED, RUNNING, EngineView, all_are
@@ -25,6 +26,7 @@ from e2e.deployment.chart import Chart
 from e2e.deployment.connection import Connection, connect
 from e2e.deployment.fleet import Fleet
 from e2e.sglang_cpu import environment
+from sglang_rollout.api import SGLangRollout
 from sglang_rollout.api.names import engine_pod_name
 
 NAMESPACE = "rollout-bench"
@@ -32,6 +34,7 @@ FLEET = "bench"
 START_SECONDS = 900.0
 CLIENTS, TOKENS = 4, 400
 PAUSED_SECONDS = 0.5
+TAGS = ("weights", "kvCache", "cudaGraph")
 PAUSE_BETWEEN = 1.0  # seconds at most, drawn anew: not in step with the operator's own periods
 MODELS = ("/models/qwen3-v1", "/models/qwen3-v2")
 
@@ -106,6 +109,8 @@ async def _transitions(
         await _pauses(section, connection, seen, size.pauses, clients=0)
     with step(f"{size.pauses} pauses, {CLIENTS} clients"):
         await _pauses(section, connection, seen, size.pauses, clients=CLIENTS)
+    with step(f"{size.pauses} releases of all memory, engines idle"):
+        await _releases(section, seen, size.pauses)
     with step(f"{size.moves} moves of the weights"):
         await _moves(section, connection, seen, size.moves)
     add_usage(section, "in these transitions", before, await pods.measured())
@@ -131,6 +136,34 @@ async def _pauses(section: Section, connection: Connection, seen: WatchedFleet, 
     section.add(f"spec patch to the last engine paused, {load}", effects[PAUSED], "ms")
     section.add(f"spec patch to the last engine continued, {load}", effects[RUNNING], "ms")
     section.add(f"the same patches to Ready for their generation, {load}", ready, "ms")
+
+
+async def _releases(section: Section, seen: WatchedFleet, releases: int) -> None:
+    """Release and resume in turn, as status tells of each engine; the first release, which starts engines with the
+    flags for it, does not count."""
+    effects: dict[str, list[float]] = {"Released": [], "Resident": []}
+    ready: list[float] = []
+    for turn in range(1 + releases):
+        for residency, state in (("Released", "Paused"), ("Resident", "Running")):
+            await asyncio.sleep(PAUSED_SECONDS + random.uniform(0.0, PAUSE_BETWEEN))
+            started = time.monotonic()
+            memory = {**dict.fromkeys(TAGS, residency), "weightsBackup": "HostMemory"}
+            generation = await seen.fleet.patch(execution={"state": state}, memory=memory)
+            there = partial(_all_have, residency)
+            reached = await seen.until(f"all memory {residency}", there, START_SECONDS)
+            in_status = await seen.ready(generation, START_SECONDS)
+            if turn:
+                effects[residency].append(1e3 * (reached - started))
+                ready.append(1e3 * (in_status - started))
+    section.add("spec patch to all memory of the last engine released, in status", effects["Released"], "ms")
+    section.add("spec patch to all memory of the last engine resumed, running, in status", effects["Resident"], "ms")
+    section.add("the same patches to Ready for their generation", ready, "ms")
+
+
+def _all_have(residency: str, rollout: SGLangRollout) -> bool:
+    if residency == "Released":
+        return all(set(engine.released) == set(TAGS) for engine in rollout.status.engines)
+    return not any(engine.released or engine.paused for engine in rollout.status.engines)
 
 
 async def _moves(section: Section, connection: Connection, seen: WatchedFleet, moves: int) -> None:

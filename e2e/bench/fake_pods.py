@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
+from sglang_rollout.protocol.memory import LaunchOptions
 from sglang_rollout.protocol.report import AgentReport, EngineReport, EngineState, MoveReport
 from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport
 from sglang_rollout.protocol.weights import Step, WeightMove, WeightVersion
@@ -89,6 +90,7 @@ class FakeAgent(FakePod[AgentDesired, AgentReport]):
             model_path=boot.path,
             data_key=secrets.token_hex(16),
             sglang_version="0.5.23",
+            launch=LaunchOptions(memory_saver=True, weights_backup=True),
         )
         report = AgentReport(0, secrets.token_hex(8), uid, 0, engine=engine)
         return cls(uid, address, pod.AGENT_PORT, ReportBoard(report), AgentDesired)
@@ -107,8 +109,9 @@ class FakeAgent(FakePod[AgentDesired, AgentReport]):
         report = self.report if desired.move is None else self._moved(desired.move)
         move = report.move
         between = move is not None and not move.aborted and Step.PREPARE < move.reached < Step.CONTINUE
-        paused = between or desired.execution.state is ExecutionState.PAUSED
-        return replace(report, engine=replace(report.engine, paused=paused))
+        released = report.engine.released if desired.memory is None else list(desired.memory.released)
+        paused = between or bool(released) or desired.execution.state is ExecutionState.PAUSED
+        return replace(report, engine=replace(report.engine, paused=paused, released=released))
 
     def _moved(self, order: WeightMove) -> AgentReport:
         """As far as the move may go."""

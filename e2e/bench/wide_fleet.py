@@ -30,6 +30,7 @@ async def measure(
     async with played_fleet(kube, "wide", engines) as fleet:
         section.notes.append(f"{engines} fake agents in one process, each at an address of its own; they obey at once")
         await _executions(section, fleet, program, patches)
+        await _residencies(section, fleet, program, patches)
         await _commits(section, fleet, program, commits)
         await add_idle(section, f"one fleet of {engines} engines", program, idle_seconds)
 
@@ -54,8 +55,36 @@ async def _executions(section: Section, fleet: PlayedFleet, program: OperatorPro
     add_cpu(section, "a pause or a continue", before, program.usage(), patches)
 
 
+async def _residencies(section: Section, fleet: PlayedFleet, program: OperatorProgram, patches: int) -> None:
+    """Release and resume of all memory in turn; engines leave the routers before the one and return after the other."""
+    effects: dict[bool, list[float]] = {True: [], False: []}
+    ready: list[float] = []
+    before = program.usage()
+    for turn in range(WARM_UP + patches):
+        if turn == WARM_UP:
+            before = program.usage()
+        released = turn % 2 == 0
+        wanted = dict.fromkeys(("weights", "kvCache", "cudaGraph"), "Released" if released else "Resident")
+        execution = {"state": "Paused" if released else "Running"}
+        memory = {**wanted, "weightsBackup": "HostMemory"}
+        told, in_status = await _change(fleet, program, released, released=released, execution=execution, memory=memory)
+        if turn >= WARM_UP:
+            effects[released].append(told)
+            ready.append(in_status)
+    engines = len(fleet.agents)
+    section.add(f"spec patch to the last of {engines} agents released", effects[True], "ms", FAN_OUT_GOAL)
+    section.add(f"spec patch to the last of {engines} agents resumed and running", effects[False], "ms", FAN_OUT_GOAL)
+    section.add("the same patches to Ready for their generation, in status", ready, "ms")
+    add_cpu(section, "a release or a resume", before, program.usage(), patches)
+
+
 async def _change(
-    fleet: PlayedFleet, program: OperatorProgram, paused: bool, version: str = "", **spec: object
+    fleet: PlayedFleet,
+    program: OperatorProgram,
+    paused: bool,
+    version: str = "",
+    released: bool = False,
+    **spec: object,
 ) -> tuple[float, float]:
     """Milliseconds from the patch's sending until all agents were there, and until the status said so."""
     program.must_run()
@@ -63,7 +92,10 @@ async def _change(
 
     def there() -> bool:
         engines = (agent.report.engine for agent in fleet.agents)
-        return all(one.paused is paused and version in ("", one.weight_version) for one in engines)
+        return all(
+            one.paused is paused and bool(one.released) is released and version in ("", one.weight_version)
+            for one in engines
+        )
 
     started = time.monotonic()
     patch = asyncio.create_task(fleet.patch(**spec))

@@ -14,7 +14,8 @@ FINGERPRINT_TOLERANCE = 0.25
 class Answer:
     """One request to the router and what came of it. sent, received: monotonic seconds. status 0: no HTTP answer.
     version: the label in the answer. spans: the versions of its tokens in turn, as SGLang tells them.
-    prompt_logprobs: of the prompt's tokens, computed by the weights that served; None: not asked for."""
+    cached_tokens: of the prompt, whose KV cache was there. prompt_logprobs: of the prompt's tokens, computed by the
+    weights that served; None: not asked for."""
 
     sent: float
     received: float
@@ -23,6 +24,7 @@ class Answer:
     version: str = ""
     spans: tuple[str, ...] = ()
     text: str = ""
+    cached_tokens: int = 0
     prompt_logprobs: tuple[float, ...] | None = None
 
     @property

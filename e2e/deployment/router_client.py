@@ -75,6 +75,7 @@ def _answer(response: httpx.Response, asked: Request, sent: float, received: flo
             version=str(meta["weight_version"]),
             spans=tuple(str(span["version"]) for span in meta.get("weight_versions") or ()),
             text=decoded["text"],
+            cached_tokens=int(meta.get("cached_tokens") or 0),
             prompt_logprobs=logprobs if asked.fingerprint else None,
         )
     except (ValueError, KeyError, TypeError) as error:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Sequence
 
 import pytest
 import pytest_asyncio
@@ -21,9 +20,10 @@ from e2e.deployment.connection import Connection, core_path, pod_url
 from e2e.deployment.faults import kill_container, kill_engine
 from e2e.deployment.fleet import Fleet, is_ready
 from e2e.deployment.router_client import Request, RouterClient
-from e2e.deployment.traffic import Traffic, traffic
+from e2e.deployment.traffic import Traffic
 from e2e.fleet.conftest import PROMPT
 from e2e.fleet.journal import Journal
+from e2e.fleet.load import Load, steady_load
 from sglang_rollout.api import ConditionType, SGLangRollout
 from sglang_rollout.api.names import FIELD_MANAGER, FIELD_MANAGER_STATUS
 from sglang_rollout.protocol.pod import ENGINE_PORT
@@ -73,25 +73,11 @@ def router(connection: Connection, started: Fleet) -> RouterClient:
     return RouterClient.of_fleet(connection, started.namespace, started.name)
 
 
-Load = Callable[[], AbstractAsyncContextManager[Traffic]]
-
-
 @pytest.fixture
 def load(router: RouterClient, journal: Journal, logprobs: dict[str, tuple[float, ...]]) -> Load:
-    """Short and long requests all the time. At its end: no label was never asked for, and none differs from the
-    weights that answered."""
+    """Short and long requests."""
     requests = (Request(PROMPT, tokens=1, fingerprint=True),) * 2 + (Request(tokens=120),) * 2
-
-    @asynccontextmanager
-    async def running() -> AsyncIterator[Traffic]:
-        async with traffic(router, requests) as seen:
-            await seen.more(4)
-            yield seen
-        assert not answers.other_than(seen.answers, journal.order)
-        fingerprints = {label: logprobs[model] for label, model in journal.models.items()}
-        assert not answers.mislabelled(seen.answers, fingerprints)
-
-    return running
+    return steady_load(router, journal, logprobs, requests)
 
 
 def none_failed(seen: Traffic) -> None:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
 
 from e2e.cluster import Cluster
-from e2e.deployment import answers, examples
+from e2e.deployment import examples
 from e2e.deployment.connection import Connection
 from e2e.deployment.fleet import Fleet
 from e2e.deployment.plugin import Plugin
 from e2e.deployment.router_client import Request, RouterClient
 from e2e.deployment.site import Site
-from e2e.deployment.traffic import Traffic, traffic
 from e2e.fleet.conftest import PROMPT
 from e2e.fleet.journal import Journal
+from e2e.fleet.load import Load, steady_load
 from e2e.fleet.namespaces import own_namespace
 from e2e.fleet.operations.trainer_pod import ACCOUNT, LABELS
 
@@ -85,22 +84,8 @@ def router(connection: Connection, started: Fleet) -> RouterClient:
     return RouterClient.of_fleet(connection, started.namespace, started.name)
 
 
-Load = Callable[[], AbstractAsyncContextManager[Traffic]]
-
-
 @pytest.fixture
 def load(router: RouterClient, journal: Journal, logprobs: dict[str, tuple[float, ...]]) -> Load:
-    """Short requests all the time. At its end: no answer came from weights of another version than its label says, or
-    of a version that was never asked for. Whether requests may fail is the test's own matter."""
+    """Short requests."""
     requests = (Request(PROMPT, tokens=1, fingerprint=True), Request(tokens=16))
-
-    @asynccontextmanager
-    async def running() -> AsyncIterator[Traffic]:
-        async with traffic(router, requests) as seen:
-            await seen.more(2)
-            yield seen
-        assert not answers.other_than(seen.answers, journal.order)
-        fingerprints = {label: logprobs[model] for label, model in journal.models.items()}
-        assert not answers.mislabelled(seen.answers, fingerprints)
-
-    return running
+    return steady_load(router, journal, logprobs, requests)

@@ -15,7 +15,8 @@ from e2e.deployment.faults import kill_engine
 from e2e.deployment.fleet import Fleet, is_ready
 from e2e.deployment.site import Site
 from e2e.fleet.journal import Journal
-from e2e.fleet.operations.conftest import START_SECONDS, Load
+from e2e.fleet.load import Load
+from e2e.fleet.operations.conftest import START_SECONDS
 from e2e.fleet.operations.trainer_pod import ACCOUNT, STRANGER, create_trainer
 from sglang_rollout.api import SGLangRollout
 

@@ -18,7 +18,8 @@ from e2e.deployment.router_client import Request, RouterClient
 from e2e.deployment.streams import streams
 from e2e.deployment.traffic import traffic
 from e2e.fleet.journal import Journal
-from e2e.fleet.operations.conftest import RUNNING, START_SECONDS, Load
+from e2e.fleet.load import Load
+from e2e.fleet.operations.conftest import RUNNING, START_SECONDS
 from sglang_rollout.api import ConditionType, SGLangRollout
 from sglang_rollout.api.conditions import find_condition
 

@@ -13,7 +13,7 @@ from e2e.deployment import answers
 from e2e.deployment.fleet import Fleet
 from e2e.deployment.plugin import Plugin
 from e2e.fleet.journal import Journal, path_of
-from e2e.fleet.operations.conftest import Load
+from e2e.fleet.load import Load
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
 

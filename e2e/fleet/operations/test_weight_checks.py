@@ -8,7 +8,7 @@ from e2e.deployment import answers
 from e2e.deployment.fleet import Fleet
 from e2e.deployment.plugin import Plugin, Said
 from e2e.fleet.journal import Journal
-from e2e.fleet.operations.conftest import Load
+from e2e.fleet.load import Load
 from sglang_rollout.api.status import WeightCheckStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(300)]
