@@ -8,6 +8,7 @@ import pytest
 
 from sglang_rollout.agent import stage_room
 from sglang_rollout.agent.checkpoint import Checkpoint
+from sglang_rollout.agent.memory_limit import MemoryLimit, memory_limit
 from sglang_rollout.agent.settings import StageSettings
 from sglang_rollout.agent.stage_room import PAGE, StageRoom, room_for
 from sglang_rollout.protocol import pod
@@ -78,6 +79,31 @@ def test_what_does_not_fit_says_what_to_write(tmp_path: Path, monkeypatch: pytes
     assert made.stage is None
     assert made.problem.startswith("a stage of 6Mi x 2 versions does not fit into the pod's shared memory of ")
     assert "agent.staging.medium to None" in made.problem
+
+
+def test_an_agent_that_would_be_killed_for_it_says_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_room, "memory_limit", lambda: MemoryLimit(512 << 20, 100 << 20))
+    made = StageRoom(StageSettings("Host", 1, 4096, tmp_path / "stage"))
+    made.reserve(Checkpoint([EMBEDDINGS]))
+    assert made.problem == (
+        "a stage of 6Mi counts as memory of the agent, whose limit is 512Mi: set the memory in agent.resources.limits "
+        "to 618Mi, or agent.staging.medium to None"
+    )
+
+
+def test_the_memory_that_is_left_is_read_from_the_cgroup(tmp_path: Path) -> None:
+    assert memory_limit(tmp_path) is None
+    for name, text in (
+        ("memory.max", "1000"),
+        ("memory.current", "900\n"),
+        ("memory.stat", "anon 5\nactive_file 100\ninactive_file 200"),
+    ):
+        (tmp_path / name).write_text(text)
+    assert memory_limit(tmp_path) == MemoryLimit(1000, 600)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit(tmp_path) is None
 
 
 def test_no_stage_is_no_fault(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from sglang_rollout.transfer.stage_index import (
 
 from .checkpoint import TIED_NAME, Checkpoint
 from .holder import reserve_device
+from .memory_limit import memory_limit
 from .settings import StageSettings
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ PAGE = 2 << 20
 # What SGLang and NCCL need of /dev/shm for themselves, but never more than a part of it.
 LEFT_BYTES = 512 << 20
 SHARE_LEFT = 4
+AGENT_BYTES = 512 << 20  # what the agent and the process that receives from trainers take besides
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,13 @@ class StageRoom:
                 f"a stage of {_gib(size)}{versions} does not fit into the pod's shared memory of {_gib(whole)}, of "
                 f"which {_gib(free)} are free and {_gib(left)} are left to the engine: set engine.sharedMemorySize to "
                 f"{_gib(whole - free + wanted + left, up=True)}, or agent.staging.medium to None"
+            )
+        held = memory_limit()
+        if held is not None and held.used + wanted - ours + AGENT_BYTES > held.limit:
+            raise StageUnusable(
+                f"a stage of {_gib(wanted)} counts as memory of the agent, whose limit is {_gib(held.limit)}: set the "
+                f"memory in agent.resources.limits to {_gib(held.used + wanted - ours + AGENT_BYTES, up=True)}, or "
+                "agent.staging.medium to None"
             )
 
 
