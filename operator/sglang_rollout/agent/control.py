@@ -16,14 +16,15 @@ from sglang_rollout.serving.longpoll import ReportBoard
 
 from . import actions, plan
 from .actor import Actor
-from .draining import Draining
 from .engine_report import Waiting, engine_report
 from .engine_watch import EngineWatch
 from .group import NotYet, StartGate
+from .kills import Kills
+from .load_watch import LoadWatch
 from .move_report import move_report, prepare_report
 from .probe import GenerationProbe
 from .settings import AgentSettings
-from .sglang import EngineError, Load, SGLang
+from .sglang import SGLang
 from .situation import EngineFacts, should_run
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,6 @@ TICK_SECONDS = 1.0
 STARTING_TICK_SECONDS = 0.5
 REPEAT_SECONDS = 0.5  # between equal steps in a row
 LAUNCH_HOLD_SECONDS = 20.0
-LOAD_SECONDS = 10.0  # between reads of the request counts, which would otherwise wake the operator for ever
 DRAIN_TICK_SECONDS = 0.25
 DRAIN_MARGIN_SECONDS = 5.0  # for what was aborted to be gone
 RANK0_SECONDS = 2.0
@@ -63,15 +63,11 @@ class Control:
         self._launching = ""  # the start that waits for its order
         self._last_start = ""  # the start that asked last of this process
         self._waits_for = ""
-        self._killing = ""  # the start that is being killed
-        self._probe_failure: tuple[str, str] = ("", "")  # start, sentence
         self._pod_ends = False
-        self._drain = Draining(settings.drain_seconds)
         self._is_drained = asyncio.Event()
-        self._load = Load(0, 0)
-        self._load_at = -LOAD_SECONDS
         self._message = ""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._load = LoadWatch(watch, settings.drain_seconds, clock)
+        self._kills = Kills(watch, self._on_kill, self._woken.set)
         self.board: ReportBoard[AgentReport] = ReportBoard(
             AgentReport(0, secrets.token_hex(8), settings.pod_uid, settings.rank)
         )
@@ -125,7 +121,7 @@ class Control:
     async def drain(self) -> None:
         """The pod ends: returns when nothing runs any more, or when the time for it is over."""
         self._pod_ends = True
-        self._drain.begin(self._clock())
+        self._load.begin_drain()
         self._woken.set()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._is_drained.wait(), self._settings.drain_seconds + DRAIN_MARGIN_SECONDS)
@@ -179,8 +175,7 @@ class Control:
         while True:
             self._woken.clear()
             await self._watch.observe()
-            if self._facts.state is EngineState.ABSENT or self._killing != self._facts.start_id:
-                self._killing = ""
+            self._kills.follow()
             if self._actor.must_register(self._facts):
                 await self._actor.register(self._facts)
             wait = await self._advance() if self.desired else TICK_SECONDS
@@ -201,7 +196,7 @@ class Control:
     async def _advance(self) -> float:
         """Steps until there is nothing to do now. Returns the seconds until it should look again."""
         last: actions.Action | None = None
-        while not self._killing and not self._actor.must_register(self._facts):
+        while not self._kills.under_way and not self._actor.must_register(self._facts):
             assert self.desired is not None
             situation = self._actor.situation(self.desired, self._facts)
             action = plan.next_action(situation)
@@ -213,7 +208,7 @@ class Control:
             if action == last:
                 return REPEAT_SECONDS
             if isinstance(action, actions.Kill):
-                self._kill(action.reason, ordered=action.ordered)
+                self._kills.kill(action.reason, ordered=action.ordered)
                 return REPEAT_SECONDS
             self._message = f"step: {type(action).__name__}"
             if isinstance(action, _STOPPING):
@@ -228,31 +223,20 @@ class Control:
     async def _look_after_engine(self) -> None:
         limit = max(SILENCE_SECONDS, self.desired.probe_seconds if self.desired else 0.0)
         if self._watch.silent_seconds > limit:
-            self._kill(f"it has not answered for {limit:g} s", probe=True)
+            self._kills.kill(f"it has not answered for {limit:g} s", probe=True)
         joined = self._actor.journal.joined
         group = self.desired.group if self.desired else None
         if joined and group and joined.start_id == self._facts.start_id and joined.group != group:
-            self._kill("its group is of another incarnation now", ordered=True)
+            self._kills.kill("its group is of another incarnation now", ordered=True)
         await self._look_at_load()
 
     async def _look_at_load(self) -> None:
-        now = self._clock()
         if self._facts.state is not EngineState.SERVING or self._settings.rank > 0:
-            self._load = Load(0, 0)
+            self._load.nothing_serves()
             return
-        if not self._draining():
-            self._drain = Draining(self._settings.drain_seconds)
-            if now - self._load_at < LOAD_SECONDS:
-                return
-        self._load_at = now
-        try:
-            self._load = await self._watch.engine.load()
-            held = bool(self.desired and self.desired.execution.state is ExecutionState.PAUSED)
-            overdue = self._draining() and self._drain.look(self._load, held, now)
-            if overdue and not self.hands_off:  # else whoever drives it decides what becomes of its requests
-                await self._watch.engine.abort_all()
-        except EngineError as error:
-            log.warning("%s", error)
+        held = bool(self.desired and self.desired.execution.state is ExecutionState.PAUSED)
+        # Whoever drives the engine by itself decides what becomes of its requests.
+        await self._load.look(self._draining(), held, may_abort=not self.hands_off)
 
     async def _follow_rank0(self) -> None:
         """A group's member whose rank 0 started again can never join it: it starts again as well."""
@@ -267,44 +251,24 @@ class Control:
                 log.info("%s", error)
                 continue
             if found.start_id and found.start_id != joined.rank0_start_id:
-                self._kill("rank 0 of its engine started again", ordered=True)
+                self._kills.kill("rank 0 of its engine started again", ordered=True)
 
     # --- the engine's end ---
 
     def _to_probe(self) -> tuple[SGLang, float] | None:
         desired = self.desired
-        if desired is None or desired.probe_seconds <= 0 or self._killing or self._draining():
+        if desired is None or desired.probe_seconds <= 0 or self._kills.under_way or self._draining():
             return None
         if not should_run(self._actor.situation(desired, self._facts)):
             return None
         return self._watch.engine, desired.probe_seconds
 
     def _on_wedged(self, sentence: str) -> None:
-        self._kill(sentence, probe=True)
+        self._kills.kill(sentence, probe=True)
 
-    def _kill(self, reason: str, probe: bool = False, ordered: bool = False) -> None:
-        """Tried once: whoever wants it asks again as long as the engine lives."""
-        start = self._watch.record.start_id if self._watch.record else ""
-        if not start or self._killing == start or self._facts.state is EngineState.ABSENT:
-            return
-        self._killing = start
-        if probe:
-            self._probe_failure = (start, reason)
+    def _on_kill(self) -> None:
         self._probe.rest()
         self._publish()
-
-        async def kill() -> None:
-            try:
-                await self._watch.kill(start, reason, ordered)
-            except EngineError as error:
-                log.error("cannot kill the engine: %s", error)
-                self._killing = ""
-                return  # asked again at the next look, which a failure must not hasten
-            self._woken.set()
-
-        task = asyncio.create_task(kill())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # --- the report ---
 
@@ -315,7 +279,7 @@ class Control:
         if not self._draining():
             return False
         serving = self._facts.state is EngineState.SERVING and self._settings.rank == 0
-        return self._drain.done(self._clock()) if serving else True
+        return self._load.has_drained() if serving else True
 
     def _waiting(self) -> Waiting:
         return Waiting(self._launching, self._waits_for)
@@ -325,7 +289,7 @@ class Control:
             return EngineState.WAITING
         if self._facts.state is EngineState.ABSENT:
             return EngineState.ABSENT
-        if self._killing or self._draining():
+        if self._kills.under_way or self._draining():
             return EngineState.STOPPING
         if self._actor.must_register(self._facts):
             return EngineState.STARTING  # nobody may send it requests before its ranks have the stage
@@ -342,12 +306,12 @@ class Control:
                 lease_term=self._lease_term,
                 generation=desired.generation if desired else 0,
                 incarnation=desired.group.incarnation if desired and desired.group else 0,
-                engine=engine_report(self._watch, self._state(), situation, self._load, self._waiting()),
+                engine=engine_report(self._watch, self._state(), situation, self._load.load, self._waiting()),
                 move=move_report(situation) if situation else None,
                 prepare=prepare_report(situation) if situation else None,
                 stage=self._actor.stage_report(),
                 operations=[record.report for record in situation.operations] if situation else [],
-                probe_failure=self._probe_failure[1] if self._probe_failure[0] == start else "",
+                probe_failure=self._kills.probe_failure(start),
                 drained=drained,
                 message=self._waits_for or self._message,
             )
