@@ -157,7 +157,7 @@ async def works_again(scene: Scene) -> None:
 
 async def test_all_hold_the_same_and_the_group_is_used_again(scene: Scene) -> None:
     first, *agents = await scene.publish()
-    assert [agent.root for agent in agents] == [first["root"]] * 2
+    assert [one.root for one in agents if isinstance(one, Received)] == [first.get("root")] * 2, (first, agents)
     assert (first["size"], first["transport"], first["lost"]) == (SIZE, "Gloo", {})
     assert [agent.size for agent in agents] == [SIZE] * 2
     again, *agents = await scene.publish({"version": "v3"}, version="v3", slot="b")

@@ -79,6 +79,9 @@ class FakeSender:
     def gather(self, seconds: float) -> None:
         self._wire.until(lambda: len(self._wire.joined) == self._wire.world - 1, seconds)
 
+    def buffer(self, number: int, size: int) -> Any:
+        raise AssertionError
+
     def load(self, number: int, pieces: Sequence[Any]) -> dict[str, str]:
         self._loaded[number] = b"".join(bytes(piece) for piece in pieces)
         return {}
@@ -97,6 +100,8 @@ class FakeSender:
 
 
 class FakeReceiver:
+    gpu = False
+
     def __init__(self, transport: FakeTransport, wire: Wire, rank: int) -> None:
         self._transport, self._wire, self._rank = transport, wire, rank
         self._received = 0
@@ -127,9 +132,12 @@ class Bytes:
     said: str = ""
     load_seconds: float = 0.0
 
-    def pieces(self, *, gpu: bool) -> Sequence[Any]:
+    def pieces(self) -> Sequence[Any]:
         time.sleep(self.load_seconds)
         return [self.data]
+
+    def write_flat(self, into: Any) -> None:
+        raise AssertionError
 
     def digest(self, algorithm: str, pieces: Sequence[Any]) -> str:
         return self.said or digest(algorithm, memoryview(self.data))

@@ -1,5 +1,5 @@
 """Digests of buckets: XXH3 where the xxhash package is there (SGLang's own environment has it), else BLAKE2b, ten to
-twenty times slower. They find damage, not malice: who may send is decided by tokens."""
+twenty times slower; on GPUs, sums of blocks. They find damage, not malice: who may send is decided by tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 XXH3 = "xxh3-128"
 BLAKE2B = "blake2b-128"
+BLOCK_SUMS = "block-sums-64k"
 
 
 class Hash(Protocol):
@@ -20,8 +21,17 @@ class UnknownDigest(Exception):
     """The other side's algorithm is not available here."""
 
 
+def _block_sums() -> Hash:
+    from .block_sums import BlockSums  # needs NumPy, which not everyone who names digests has
+
+    return BlockSums()
+
+
 def _algorithms() -> dict[str, Callable[[], Hash]]:
-    found: dict[str, Callable[[], Hash]] = {BLAKE2B: lambda: hashlib.blake2b(digest_size=16)}
+    found: dict[str, Callable[[], Hash]] = {
+        BLAKE2B: lambda: hashlib.blake2b(digest_size=16),
+        BLOCK_SUMS: _block_sums,
+    }
     try:
         import xxhash
     except ImportError:

@@ -4,9 +4,11 @@ epoch and members stay the same."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
+import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from .audience import Audience, GroupBroken, Member
 from .session import Welcome
@@ -33,12 +35,13 @@ class GroupKeeper:
         self._failed: Counter[str] = Counter()  # how often each was tried in vain for the present members
         self.transport = ""
 
-    async def open(self, audience: Audience, digest: str) -> SendingGroup:
-        """A group that all living members have joined. Raises NoTransport, and what until() raises."""
+    async def open(self, audience: Audience, digest: Callable[[bool], str]) -> SendingGroup:
+        """A group that all living members have joined. digest: which one, for a group that sends from GPU memory or for
+        one that does not. Raises NoTransport, and what until() raises."""
         members = audience.living
         key = (members[0].hello.epoch, tuple(sorted(member.name for member in members)))
         if self._group is not None and key == self._key and all(self._id in m.hello.groups for m in members):
-            return await self._greet(audience, self._group, digest)
+            return await self._greet(audience, self._group, digest(self._group.gpu))
         self.forget()
         if key != self._key:
             self._failed.clear()
@@ -77,16 +80,14 @@ class GroupKeeper:
             f"({_offered(members)}): set weights.source.distributed.transport to one that both can use, or to Auto"
         )
 
-    async def _make(self, audience: Audience, transport: Transport, digest: str) -> SendingGroup:
+    async def _make(self, audience: Audience, transport: Transport, digest: Callable[[bool], str]) -> SendingGroup:
         members = audience.living
         seconds = audience.remaining(GATHER_SECONDS)
         self._id = secrets.token_hex(8)
         group = transport.open(Meeting(self._id, self._host or members[0].link.own, len(members) + 1, seconds))
-        gathering = asyncio.get_running_loop().run_in_executor(None, group.gather, seconds)
-        # It may go on for a while when an agent is lost; nobody waits for it then.
-        gathering.add_done_callback(lambda done: done.cancelled() or done.exception())
+        gathering = _beside(lambda: group.gather(seconds))
         try:
-            await self._greet(audience, group, digest)
+            await self._greet(audience, group, digest(group.gpu))
             async with asyncio.timeout(seconds):
                 await gathering
         except (TransportBroken, TimeoutError) as error:
@@ -107,6 +108,30 @@ class GroupKeeper:
         )
         await audience.until(lambda m: m.joined == identity, GATHER_SECONDS, "join the transfer group")
         return group
+
+
+def _beside(work: Callable[[], None]) -> asyncio.Future[None]:
+    """In a thread that nobody has to wait for, not even the interpreter at its end: it may go on for a while when an
+    agent is lost."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+
+    def tell(error: BaseException | None) -> None:
+        if not future.done():
+            future.set_result(None) if error is None else future.set_exception(error)
+
+    def run() -> None:
+        found: BaseException | None = None
+        try:
+            work()
+        except BaseException as error:
+            found = error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, found)
+
+    threading.Thread(target=run, name="weights-gather", daemon=True).start()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return future
 
 
 def _offered(members: Sequence[Member]) -> str:

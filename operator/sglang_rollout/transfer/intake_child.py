@@ -35,6 +35,11 @@ class _Child:
         self._stage: Stage | None = None
         self._work: asyncio.Task[None] | None = None
 
+    def import_now(self) -> None:
+        """What takes seconds on a busy machine, in which an event loop would beat for nobody."""
+        for transport in self._transports:
+            transport.offer()
+
     async def obey(self, line: bytes) -> None:
         order = json.loads(line)
         if self._work is not None:
@@ -90,8 +95,10 @@ def _driver(folder: Path) -> Any:
     if not any(region.gpu for slot in read_index(folder).slots for region in slot.regions):
         return None
     from .cuda_driver import CudaDriver
+    from .transports.available import ordinal_of
 
-    return CudaDriver(0)
+    gpus = {region.gpu for slot in read_index(folder).slots for region in slot.regions if region.gpu}
+    return CudaDriver(ordinal_of(min(gpus)))
 
 
 async def _serve(folder: Path) -> None:
@@ -106,6 +113,7 @@ async def _serve(folder: Path) -> None:
     reader = asyncio.StreamReader(limit=MAX_LINE)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     child = _Child(folder, answer)
+    child.import_now()
     answer({"ready": os.getpid()})
     while line := await reader.readline():
         await child.obey(line)

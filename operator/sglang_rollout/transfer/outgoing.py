@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .device_checks import digest_flat
 from .digests import new_hash
 from .dtypes import DTYPES
 from .manifest import Bucket, ManifestRefused, Tensor, bucket_of, tensor_of
@@ -69,19 +70,18 @@ class TensorBucket:
         """Where the first of them is."""
         return self._tensors[0].device
 
-    def pieces(self, *, gpu: bool) -> list[torch.Tensor]:
-        """Flat tensors of bytes, as pieces_of() cuts the bucket; in host memory unless `gpu`."""
+    def pieces(self) -> list[torch.Tensor]:
+        """Flat tensors of bytes in host memory, as pieces_of() cuts the bucket; large ones where they lie."""
         for event in self._made:
             event.synchronize()
-        flat = [tensor.reshape(-1).view(torch.uint8) for tensor in self._tensors]
+        flat = [_on_host(tensor.reshape(-1).view(torch.uint8)) for tensor in self._tensors]
         offsets = [offset for _, offset in self.bucket.placed()]
         found = []
         for begin, size in pieces_of(self.bucket):
             inside = [
                 one for one, offset in zip(flat, offsets, strict=True) if begin <= offset < begin + size and len(one)
             ]
-            whole = inside[0] if len(inside) == 1 else torch.cat([_moved(one, gpu=gpu) for one in inside])
-            found.append(_moved(whole, gpu=gpu))
+            found.append(inside[0] if len(inside) == 1 else torch.cat(inside))
         return found
 
     def write_flat(self, into: torch.Tensor) -> None:
@@ -95,15 +95,16 @@ class TensorBucket:
             torch.cuda.current_stream(into.device).synchronize()
 
     def digest(self, algorithm: str, pieces: Sequence[torch.Tensor]) -> str:
+        """Of pieces in host memory, or of one that is on a GPU and holds all."""
+        if pieces and pieces[0].is_cuda:
+            return digest_flat(algorithm, pieces[0])
         state = new_hash(algorithm)
         for piece in pieces:
             state.update(memoryview(piece.numpy()))
         return state.hexdigest()
 
 
-def _moved(tensor: torch.Tensor, *, gpu: bool) -> torch.Tensor:
-    if gpu:
-        return tensor if tensor.device.type == "cuda" else tensor.cuda()
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

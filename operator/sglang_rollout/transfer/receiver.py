@@ -8,11 +8,13 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 from .digests import ALGORITHMS
 from .expected import Expected
+from .host_checks import Checked
 from .link import Link, connect, host_port
 from .manifest import Bucket, Manifest, ManifestRefused, Tensor
 from .session import (
@@ -154,9 +156,10 @@ class _Intake:
 
     async def take_from(self, address: str, *, last: bool) -> None:
         host, port = host_port(address)
+        hello = await asyncio.to_thread(self._hello)  # it may import torch, while nobody would beat
         link = await connect(host, port, min(CONNECT_SECONDS, self._left()))
         try:
-            await link.send(self._hello())
+            await link.send(hello)
             await _Conversation(self, link).run(last)
         except (ManifestRefused, BytesRefused) as error:
             await _tell(link, Refused(str(error), lasting=True))
@@ -224,12 +227,16 @@ class _Intake:
         """Raises TransportBroken, BytesRefused."""
         assert self._writer is not None
         loop = asyncio.get_running_loop()
-        slot = self._writer.fill(arriving.place)
+        on_gpu = group.gpu and self._writer.address(arriving.place) is not None
+        slot: AbstractContextManager[Any] = (
+            self._writer.fill_on_gpu(arriving.place, _check_on_gpu) if on_gpu else self._writer.fill(arriving.place)
+        )
 
         def come() -> None:
-            view = slot.__enter__()
+            place = slot.__enter__()
+            target = _Place(address=place) if on_gpu else _Place(host=place)
             try:
-                group.receive(arriving.bucket, arriving.details, _Host(view), self._left())
+                group.receive(arriving.bucket, arriving.details, target, self._left())
             except BaseException as error:
                 with contextlib.suppress(BaseException):
                     slot.__exit__(type(error), error, error.__traceback__)
@@ -265,10 +272,15 @@ class _Intake:
 
 
 @dataclass(frozen=True)
-class _Host:
-    host: memoryview
+class _Place:
+    host: memoryview | None = None
     address: int = 0
-    gpu: int = 0
+
+
+def _check_on_gpu(address: int, bucket: Bucket, algorithm: str) -> Checked:
+    from .device_checks import check_flat, flat_at
+
+    return check_flat(flat_at(address, bucket.size), bucket, algorithm)
 
 
 class _Conversation:

@@ -71,6 +71,10 @@ class DeviceRegion:
         self._address = driver.open(handle)
         self._lock = threading.Lock()
 
+    def address(self, begin: int) -> int:
+        """In this process."""
+        return self._address + begin
+
     @contextmanager
     def window(self, begin: int, size: int) -> Iterator[memoryview]:
         buffer = bytearray(size)

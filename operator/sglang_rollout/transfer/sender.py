@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from .audience import Audience, GroupBroken, Member, MemberGone, WrongWeights
-from .digests import ALGORITHMS
+from .digests import ALGORITHMS, BLAKE2B, BLOCK_SUMS, XXH3
 from .groups import GroupKeeper, NoTransport
 from .manifest import Bucket, Manifest, ManifestRefused
 from .reception import Arrivals, Reception, refuse
@@ -25,6 +25,8 @@ AHEAD = 3  # buckets that are kept at once: one is checked by the agents, one tr
 SLOWEST = 20e6  # bytes a second; a bucket that travels slower is given up
 PATIENCE = 15.0  # seconds on top of that
 REGROUPS = 8
+_ON_HOST = (XXH3, BLOCK_SUMS, BLAKE2B)  # the fastest first
+_ON_GPU = (BLOCK_SUMS,)
 STUCK_SECONDS = 5.0  # after which the thread of an aborted transfer is left to itself
 
 
@@ -33,11 +35,17 @@ class Outgoing(Protocol):
 
     bucket: Bucket
 
-    def pieces(self, *, gpu: bool) -> Sequence[Any]:
-        """torch tensors of bytes, as transports.pieces_of() cuts them; in host memory unless `gpu`."""
+    def pieces(self) -> Sequence[Any]:
+        """torch tensors of bytes in host memory, as transports.pieces_of() cuts them."""
         ...
 
-    def digest(self, algorithm: str, pieces: Sequence[Any]) -> str: ...
+    def write_flat(self, into: Any) -> None:
+        """Everything in one piece."""
+        ...
+
+    def digest(self, algorithm: str, pieces: Sequence[Any]) -> str:
+        """Of the pieces, or of the one that write_flat() filled."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -215,10 +223,15 @@ class _Cast:
         living = self._audience.living
         if not living:
             raise SessionError(self._nobody_left())
-        self.digest = self.digest or _common_digest(living)
-        self._group = await self._groups.open(self._audience, self.digest)
+        self._group = await self._groups.open(self._audience, self._choose_digest)
         for number in list(self._kept):
             await self._forward(number)
+
+    def _choose_digest(self, gpu: bool) -> str:
+        """Once: all that is sent in this version has the same."""
+        if not self.digest:
+            self.digest = _common_digest(self._audience.living, _ON_GPU if gpu else _ON_HOST)
+        return self.digest
 
     async def _drop_group(self, error: Exception) -> None:
         self._regroups += 1
@@ -273,7 +286,11 @@ class _Cast:
         self._transfer.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _load(self, kept: _Kept, group: SendingGroup) -> dict[str, str]:
-        pieces = kept.outgoing.pieces(gpu=group.gpu)
+        if group.gpu:
+            pieces: Sequence[Any] = [group.buffer(kept.number, kept.bucket.size)]
+            kept.outgoing.write_flat(pieces[0])
+        else:
+            pieces = kept.outgoing.pieces()
         if not kept.bucket.digest:
             kept.bucket = Bucket(kept.bucket.tensors, kept.outgoing.digest(self.digest, pieces))
             self._sent[kept.number] = kept.bucket
@@ -346,8 +363,8 @@ class _Cast:
         self._wire.shutdown(wait=False)
 
 
-def _common_digest(members: Sequence[Member]) -> str:
-    for algorithm in ALGORITHMS:
-        if all(algorithm in member.hello.digests for member in members):
+def _common_digest(members: Sequence[Member], preferred: Sequence[str]) -> str:
+    for algorithm in preferred:
+        if algorithm in ALGORITHMS and all(algorithm in member.hello.digests for member in members):
             return algorithm
-    raise SessionError("trainer and agents have no digest in common: install xxhash beside the trainer")
+    raise SessionError(f"trainer and agents have none of the digests {', '.join(preferred)} in common")

@@ -4,14 +4,14 @@ checked, sealed when whole. Survives the agent: what was sealed is found again."
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from .comparison import some
 from .cuda_driver import CudaDriver
-from .host_checks import check_bucket
+from .host_checks import Checked, check_bucket
 from .manifest import Bucket, Manifest
 from .regions import DeviceRegion, HostRegion, identity_of, open_region, reserve_file
 from .stage_index import (
@@ -166,14 +166,33 @@ class StageWriter:
         with self._regions[region].window(offset, bucket.size) as view:
             yield view
             found = check_bucket(view, bucket, self._algorithm)
-            if bucket.digest and bucket.digest != found.digest:
-                raise BytesRefused(
-                    f"bucket {number}, of tensors {some(t.name for t in bucket.tensors)}, has digest {found.digest} "
-                    f"and was announced with {bucket.digest}"
-                )
-            if found.nonfinite and not self._allow_nonfinite:
-                counts = some(f"{name} ({count})" for name, count in found.nonfinite.items())
-                raise BytesRefused(f"values that are Inf or NaN, of which the engine would die, in tensors {counts}")
+            self._accept(number, bucket, found)
+
+    def address(self, number: int) -> int | None:
+        """Of the bucket in GPU memory; None: it is in host memory."""
+        _, region, offset = self._places[number]
+        opened = self._regions[region]
+        return None if isinstance(opened, HostRegion) else opened.address(offset)
+
+    @contextmanager
+    def fill_on_gpu(self, number: int, check: Callable[[int, Bucket, str], Checked]) -> Iterator[int]:
+        """As fill(), for bytes that come into GPU memory without passing through the host's: yields the address;
+        `check` computes there what check_bucket does."""
+        address = self.address(number)
+        assert address is not None
+        bucket = self._places[number][0]
+        yield address
+        self._accept(number, bucket, check(address, bucket, self._algorithm))
+
+    def _accept(self, number: int, bucket: Bucket, found: Checked) -> None:
+        if bucket.digest and bucket.digest != found.digest:
+            raise BytesRefused(
+                f"bucket {number}, of tensors {some(t.name for t in bucket.tensors)}, has digest {found.digest} "
+                f"and was announced with {bucket.digest}"
+            )
+        if found.nonfinite and not self._allow_nonfinite:
+            counts = some(f"{name} ({count})" for name, count in found.nonfinite.items())
+            raise BytesRefused(f"values that are Inf or NaN, of which the engine would die, in tensors {counts}")
         with self._lock:
             self._digests[number] = found.digest
             self._sums[number] = found.word_sum

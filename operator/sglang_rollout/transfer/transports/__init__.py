@@ -32,10 +32,6 @@ class Target(Protocol):
     def host(self) -> memoryview | None: ...
     @property
     def address(self) -> int: ...
-    @property
-    def gpu(self) -> int:
-        """Ordinal of the GPU that the address is in."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,8 @@ class Meeting:
 
 
 class SendingGroup(Protocol):
-    """The sender's half of one group. gpu: whether load() wants tensors where they are, in GPU memory."""
+    """The sender's half of one group. gpu: buckets are written into buffer(), in GPU memory, rather than taken in
+    pieces from where they lie."""
 
     @property
     def name(self) -> str:
@@ -68,9 +65,13 @@ class SendingGroup(Protocol):
         """Returns when every agent has joined. Raises TransportBroken."""
         ...
 
+    def buffer(self, number: int, size: int) -> Any:
+        """Of a `gpu` group: torch bytes for the whole bucket, kept until free(). Raises TransportBroken."""
+        ...
+
     def load(self, number: int, pieces: Sequence[Any]) -> dict[str, str]:
-        """Takes the bucket's bytes and keeps them until free(): torch tensors of bytes, in the order of pieces_of().
-        Returns what agents need besides. Raises TransportBroken."""
+        """Takes the bucket's bytes and keeps them until free(): torch tensors of bytes, in the order of pieces_of(), or
+        the one buffer. Returns what agents need besides."""
         ...
 
     def send(self, number: int, seconds: float) -> None:
@@ -84,7 +85,10 @@ class SendingGroup(Protocol):
 
 
 class ReceivingGroup(Protocol):
-    """The agent's half."""
+    """The agent's half. gpu: it receives to an address in GPU memory."""
+
+    @property
+    def gpu(self) -> bool: ...
 
     def join(self, seconds: float) -> None:
         """Raises TransportBroken, TransportUnable."""

@@ -3,38 +3,52 @@ line here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from ..stage_index import StageUnusable, read_index
-from . import GLOO, NCCL, PEER_COPY, Transport, gloo
+from . import GLOO, NCCL, PEER_COPY, Transport, gloo, nccl
 from .gloo import Gloo
+from .nccl import Nccl
+from .peer_copy import PeerCopy
 
 NAMES = (PEER_COPY, NCCL, GLOO)
 
 
 def sender_transports(name: str = "Auto") -> list[Transport]:
-    """name: the only one wanted, or "Auto"."""
-    return [one for one in _all(device=True) if name in ("Auto", one.name)]
+    """name: the only one wanted, or "Auto". Call it in the trainer's own thread: what sends from a GPU takes the one
+    that is torch's current one there. The first needs no kernel on the engines' GPUs."""
+    device = _current_gpu()
+    found: list[Transport] = [] if device is None else [PeerCopy(device), Nccl(device)]
+    return [one for one in (*found, Gloo()) if name in ("Auto", one.name)]
 
 
 def agent_transports(folder: Path) -> list[Transport]:
     """For the stage in `folder`: what ends in GPU memory needs a stage there."""
     try:
-        device = any(region.gpu for slot in read_index(folder).slots for region in slot.regions)
+        gpus = {region.gpu for slot in read_index(folder).slots for region in slot.regions if region.gpu}
     except StageUnusable:
-        device = False
-    return _all(device=device)
-
-
-def _all(*, device: bool) -> list[Transport]:
-    del device
-    return [Gloo()]
+        gpus = set()
+    if not gpus or _current_gpu() is None:
+        return [Gloo()]
+    device = ordinal_of(min(gpus))
+    return [PeerCopy(device), Nccl(device), Gloo()]
 
 
 def stuck() -> bool:
     """Whether something that was aborted may still write to where it was to receive."""
-    return bool(gloo.stuck)
+    return bool(gloo.stuck or nccl.stuck)
 
 
-__all__: Sequence[str] = ("NAMES", "agent_transports", "sender_transports", "stuck")
+def _current_gpu() -> int | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def ordinal_of(gpu: str) -> int:
+    """Of a GPU's UUID among those that this process sees; 0 when it is none of them."""
+    import torch
+
+    return next((n for n in range(torch.cuda.device_count()) if nccl.gpu_uuid(n) == gpu), 0)

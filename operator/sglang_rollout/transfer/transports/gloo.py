@@ -132,6 +132,9 @@ class GlooSender:
         except RuntimeError as error:
             raise TransportBroken(str(error).splitlines()[0][:200]) from error
 
+    def buffer(self, number: int, size: int) -> Any:
+        raise AssertionError("Gloo takes pieces")
+
     def load(self, number: int, pieces: Sequence[Any]) -> dict[str, str]:
         self._loaded[number] = pieces
         return {}
@@ -150,6 +153,8 @@ class GlooSender:
 
 
 class GlooReceiver:
+    gpu = False
+
     def __init__(self, meeting: Meeting, rank: int, details: Mapping[str, str]) -> None:
         self._meeting, self._rank, self._details = meeting, rank, details
         self._group: GlooGroup | None = None

@@ -1,0 +1,86 @@
+"""The checks of host_checks over bytes in GPU memory, computed there: two passes at the speed of the memory. Needs
+torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .block_sums import BLOCK, NAME, WORD, digest_of_sums
+from .digests import UnknownDigest
+from .dtypes import DTYPES
+from .host_checks import Checked
+from .manifest import Bucket
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class _Memory:
+    """For torch.as_tensor: memory that torch did not allocate."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
+
+
+def flat_at(address: int, size: int) -> Any:
+    """Bytes at an address of GPU memory, as they lie there; the caller keeps them mapped."""
+    return torch.as_tensor(_Memory(address, size))
+
+
+def block_sums(flat: Any) -> Any:
+    """Of flat bytes: int64, wrapped, one for each block, where the bytes are."""
+    size = flat.numel()
+    whole = size // BLOCK * BLOCK
+    sums = [flat[:whole].view(torch.int64).view(-1, BLOCK // WORD).sum(dim=1)] if whole else []
+    if rest := size - whole:
+        padded = torch.zeros(-(-rest // WORD) * WORD, dtype=torch.uint8, device=flat.device)
+        padded[:rest] = flat[whole:]
+        sums.append(padded.view(torch.int64).sum().view(1))
+    return torch.cat(sums) if sums else torch.zeros(0, dtype=torch.int64, device=flat.device)
+
+
+def digest_flat(algorithm: str, flat: Any) -> str:
+    """Raises UnknownDigest."""
+    if algorithm != NAME:
+        raise UnknownDigest(f"digest {algorithm!r} is not computed on a GPU: use {NAME}")
+    return digest_of_sums(block_sums(flat).cpu().numpy().astype("<i8").tobytes(), flat.numel())
+
+
+def check_flat(flat: Any, bucket: Bucket, algorithm: str) -> Checked:
+    """As host_checks.check_bucket. word_sum only means something where all tensors are whole words. Raises
+    UnknownDigest."""
+    if algorithm != NAME:
+        raise UnknownDigest(f"digest {algorithm!r} is not computed on a GPU: use {NAME}")
+    floats = [(tensor, offset) for tensor, offset in bucket.placed() if DTYPES[tensor.dtype].nonfinite_mask]
+    floats = [(tensor, offset) for tensor, offset in floats if tensor.size]
+    sums = block_sums(flat)
+    marks = [_mark(flat[offset : offset + tensor.size], tensor.dtype) for tensor, offset in floats]
+    suspicious = torch.stack(marks).cpu().tolist() if marks else []
+    bad = {}
+    for (tensor, offset), odd in zip(floats, suspicious, strict=True):
+        if odd and (count := _count(flat[offset : offset + tensor.size], tensor.dtype)):
+            bad[tensor.name] = count
+    host = sums.cpu().numpy().astype("<i8")
+    total = int(host.view("<u8").sum(dtype="uint64"))
+    return Checked(digest_of_sums(host.tobytes(), flat.numel()), bad, total)
+
+
+def _mark(flat: Any, dtype: str) -> Any:
+    """Whether there may be an Inf or NaN: a sum has it, too, and takes one pass. It may be so for nothing, where
+    large values add up to more than a float holds."""
+    kind = DTYPES[dtype]
+    if kind.itemsize == 1:
+        return _bits(flat, dtype).any()
+    values = flat.view(getattr(torch, kind.torch))
+    return ~torch.isfinite(values.sum(dtype=torch.float64 if kind.itemsize == 8 else torch.float32))
+
+
+def _count(flat: Any, dtype: str) -> int:
+    return int(_bits(flat, dtype).sum())
+
+
+def _bits(flat: Any, dtype: str) -> Any:
+    kind = DTYPES[dtype]
+    mask = kind.nonfinite_mask
+    return (flat.view(_INTEGERS[kind.itemsize]) & mask) == mask

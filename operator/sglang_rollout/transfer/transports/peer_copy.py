@@ -1,0 +1,241 @@
+"""Agents pull from the trainer's GPU memory by CUDA IPC and the copy engine: no kernel runs, so an engine on the same
+GPU decodes on. Both processes must be in one host and see the trainer's GPU.
+
+Memory that was exported is only freed when every agent has closed it: the sender says which to close."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..cuda_driver import CudaDriver, CudaError
+from ..manifest import Bucket
+from . import PEER_COPY, Meeting, Target, TransportBroken, TransportUnable
+
+POLL_SECONDS = 0.0002
+PROBE_BYTES = 1 << 20
+ROUND = 2 << 20  # what cuMemAlloc rounds up to
+_PROCESS = secrets.token_hex(8)
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
+
+
+class PeerCopy:
+    """device: ordinal of the GPU to send from or receive to."""
+
+    name = PEER_COPY
+
+    def __init__(self, device: int = 0) -> None:
+        self._device = device
+
+    def offer(self) -> dict[str, str] | None:
+        try:
+            import torch
+
+            from .nccl import gpu_uuid
+
+            if not torch.cuda.is_available():
+                return None
+            seen = [gpu_uuid(ordinal) for ordinal in range(torch.cuda.device_count())]
+            return {"host": _BOOT.read_text().strip(), "gpu": seen[self._device], "sees": ",".join(seen)}
+        except (ImportError, OSError):
+            return None
+
+    def suits(self, offers: Sequence[Mapping[str, str]]) -> bool:
+        own = self.offer()
+        return own is not None and all(
+            offer.get("host") == own["host"] and own["gpu"] in offer.get("sees", "").split(",") for offer in offers
+        )
+
+    def open(self, meeting: Meeting) -> PeerCopySender:
+        return PeerCopySender(self._device)
+
+    def enter(self, meeting: Meeting, rank: int, details: Mapping[str, str]) -> PeerCopyReceiver:
+        return PeerCopyReceiver(details, self._device)
+
+
+class PeerCopySender:
+    """Buckets lie in memory that can be exported, which torch's own may not be. Agents say when they have them."""
+
+    name = PEER_COPY
+    gpu = True
+
+    def __init__(self, device: int) -> None:
+        """Raises TransportUnable."""
+        import torch
+
+        from ..device_checks import flat_at
+
+        self._device = device
+        self._taken: dict[int, _Exported] = {}
+        self._closing: dict[int, list[_Exported]] = {}
+        try:
+            self._driver = CudaDriver(device)
+            self._probe = self._take(PROBE_BYTES)
+        except CudaError as error:
+            raise TransportUnable(f"no memory of GPU {device} can be exported: {error}") from error
+        with torch.cuda.device(device):
+            flat_at(self._probe.address, PROBE_BYTES).copy_(_pattern())
+            torch.cuda.synchronize(device)
+
+    def details(self, rank: int) -> dict[str, str]:
+        return {"probe": self._probe.handle, "process": _PROCESS}
+
+    def gather(self, seconds: float) -> None:
+        """There is nothing to gather: each agent opens what it is told."""
+
+    def buffer(self, number: int, size: int) -> Any:
+        from ..device_checks import flat_at
+
+        idle = _IDLE.setdefault(self._device, [])
+        if not any(one.size >= size for one in idle):
+            self._closing[number], _IDLE[self._device] = idle, []
+        try:
+            self._taken[number] = self._take(size)
+        except CudaError as error:
+            raise TransportBroken(f"no {size} bytes of GPU memory for a bucket: use smaller ones ({error})") from error
+        return flat_at(self._taken[number].address, max(size, 1))[:size]
+
+    def load(self, number: int, pieces: Sequence[Any]) -> dict[str, str]:
+        closing = ",".join(one.handle for one in self._closing.get(number, ()))
+        return {"handle": self._taken[number].handle, "close": closing, "process": _PROCESS}
+
+    def send(self, number: int, seconds: float) -> None:
+        """The agents pull; their word that they have it is what counts."""
+
+    def free(self, number: int) -> None:
+        for one in self._closing.pop(number, ()):
+            one.give_back()
+        if number in self._taken:
+            _IDLE.setdefault(self._device, []).append(self._taken.pop(number))
+
+    def abort(self) -> None:
+        """An agent that is lost may still read: memory is used again, and what it reads then is nobody's."""
+        idle = _IDLE.setdefault(self._device, [])
+        for several in self._closing.values():
+            idle.extend(several)
+        idle.extend(self._taken.values())
+        idle.append(self._probe)
+        self._closing.clear()
+        self._taken.clear()
+
+    def _take(self, size: int) -> _Exported:
+        idle = _IDLE.setdefault(self._device, [])
+        fitting = [one for one in idle if one.size >= size]
+        if not fitting:
+            return _Exported(self._driver, size)
+        chosen = min(fitting, key=lambda one: one.size)
+        idle.remove(chosen)
+        return chosen
+
+
+class _Exported:
+    def __init__(self, driver: CudaDriver, size: int) -> None:
+        """Raises CudaError."""
+        self._driver = driver
+        self.size = -(-max(size, 1) // ROUND) * ROUND
+        self.address = driver.allocate(self.size)
+        self.handle = driver.export(self.address)
+
+    def give_back(self) -> None:
+        self._driver.free(self.address)
+
+
+_IDLE: dict[int, list[_Exported]] = {}
+"""Exported memory that no bucket needs, by GPU: it outlives groups, since agents keep it open."""
+
+_OPENED: dict[str, dict[str, int]] = {}
+"""Addresses of what this process has opened, by sender's process and handle: opening takes milliseconds."""
+
+
+class PeerCopyReceiver:
+    gpu = True
+
+    def __init__(self, details: Mapping[str, str], device: int) -> None:
+        self._details = details
+        self._device = device
+        self._driver: CudaDriver | None = None
+        self._aborted = threading.Event()
+
+    def join(self, seconds: float) -> None:
+        """Opens a small buffer and compares it: only what has been seen to work is relied on."""
+        import torch
+
+        from ..device_checks import flat_at
+
+        try:
+            self._driver = CudaDriver(self._device)
+            self._close_others()
+            probe = self._open(self._details["process"], self._details["probe"])
+            with torch.cuda.device(self._device):
+                here = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=f"cuda:{self._device}")
+                self._copy(here, flat_at(probe, PROBE_BYTES), time.monotonic() + seconds)
+                same = torch.equal(here.cpu(), _pattern())
+        except (CudaError, RuntimeError, KeyError) as error:
+            raise TransportUnable(f"the trainer's GPU memory cannot be read: {str(error).splitlines()[0]}") from error
+        if not same:
+            raise TransportUnable("the trainer's GPU memory reads as something else than it wrote")
+
+    def receive(self, bucket: Bucket, details: Mapping[str, str], target: Target, seconds: float) -> None:
+        import torch
+
+        from ..device_checks import flat_at
+
+        if not bucket.size:
+            return
+        try:
+            for handle in filter(None, details.get("close", "").split(",")):
+                self._close(details["process"], handle)
+            source = self._open(details["process"], details["handle"])
+            with torch.cuda.device(self._device):
+                self._copy(
+                    flat_at(target.address, bucket.size), flat_at(source, bucket.size), time.monotonic() + seconds
+                )
+        except (CudaError, RuntimeError, KeyError) as error:
+            raise TransportBroken(f"the trainer's GPU memory cannot be read: {str(error).splitlines()[0]}") from error
+
+    def abort(self) -> None:
+        self._aborted.set()
+
+    def _copy(self, into: Any, source: Any, end: float) -> None:
+        import torch
+
+        stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(stream):
+            into.copy_(source, non_blocking=True)
+        done = stream.record_event()
+        while not done.query():
+            if self._aborted.is_set():
+                raise TransportBroken("the transfer was broken off")
+            if time.monotonic() > end:
+                raise TransportBroken("the copy did not end in time")
+            time.sleep(POLL_SECONDS)
+
+    def _open(self, process: str, handle: str) -> int:
+        assert self._driver is not None
+        opened = _OPENED.setdefault(process, {})
+        if handle not in opened:
+            opened[handle] = self._driver.open(handle)
+        return opened[handle]
+
+    def _close(self, process: str, handle: str) -> None:
+        assert self._driver is not None
+        address = _OPENED.get(process, {}).pop(handle, None)
+        if address is not None:
+            self._driver.close(address)
+
+    def _close_others(self) -> None:
+        """What another sender exported, which may have ended: its memory is held as long as it is open here."""
+        for process in [process for process in _OPENED if process != self._details["process"]]:
+            for handle in list(_OPENED[process]):
+                self._close(process, handle)
+            del _OPENED[process]
+
+
+def _pattern() -> Any:
+    import torch
+
+    return (torch.arange(PROBE_BYTES, dtype=torch.int64) * 2654435761 >> 7).to(torch.uint8)
