@@ -21,7 +21,7 @@ from .session import (
 )
 
 BEAT_SECONDS = 0.5
-SILENCE_SECONDS = 8.0  # a peer that ends is seen at once; this is for one that stands still, and busy machines do for long
+SILENCE_SECONDS = 8.0  # one that ends is seen at once; this is for one that stands still, as on a busy machine
 WAITING = 64  # frames read ahead; then the peer has to wait
 PIECE = 1 << 20  # of a blob, between looks at the clock
 
