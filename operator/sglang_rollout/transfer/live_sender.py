@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +123,7 @@ class _Conversation:
         self._ends_at = ends_at
         self._giving: Giving | None = None
         self._good = True  # the group may be used for the next version
+        self._thread = ThreadPoolExecutor(1, "weights-live")  # of its own: another engine's may stand still
 
     async def run(self) -> str:
         """Returns the root that the agent's engine holds."""
@@ -173,7 +175,7 @@ class _Conversation:
 
     async def _in_thread(self, call: Callable[..., Any], *words: Any) -> Any:
         """What blocks, and ends soon after the agent has gone: its engine will never come."""
-        work = asyncio.ensure_future(asyncio.to_thread(call, *words))
+        work = asyncio.get_running_loop().run_in_executor(self._thread, call, *words)
         try:
             while not work.done():
                 await asyncio.wait([work], timeout=0.2)
@@ -190,6 +192,7 @@ class _Conversation:
 
     async def close(self, reason: str) -> None:
         """`reason`: why it ended before its end."""
+        self._thread.shutdown(wait=False)
         if self._giving is not None:
             if not self._good:
                 self._giving.abort()

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from .comparison import some
-from .digests import ALGORITHMS
-from .host_checks import check_bucket
+from .device_checks import check_flat
+from .digests import ALGORITHMS, BLOCK_SUMS
+from .host_checks import Checked, check_bucket
 from .manifest import Bucket, Manifest
 from .outgoing import TensorBucket, buckets_of
 
@@ -33,13 +34,12 @@ class LiveWeights:
         self._tensors = tensors
         self._bucket_bytes = bucket_bytes
         self._allocate = allocate
-        self._algorithm = algorithm or next(iter(ALGORITHMS))
+        self._algorithm = algorithm
         self._lock = threading.Lock()
         self._manifest: Manifest | None = None
         self._pass: Iterator[TensorBucket] = iter(())
         self._position = 0
         self._at_hand: dict[int, Any] = {}
-        self._marks: list[tuple[int, ...]] = []
         self.nonfinite: dict[str, int] = {}
 
     @property
@@ -52,9 +52,9 @@ class LiveWeights:
         buckets = []
         for one in self._buckets():
             flat = self._flat(one)
-            checked = check_bucket(memoryview(flat.cpu().numpy()), one.bucket, self._algorithm)
+            self._algorithm = self._algorithm or (BLOCK_SUMS if flat.is_cuda else next(iter(ALGORITHMS)))
+            checked = _check(flat, one.bucket, self._algorithm)
             self.nonfinite |= checked.nonfinite
-            self._marks.append(_mark(flat))
             buckets.append(Bucket(one.bucket.tensors, checked.digest))
         self._manifest = Manifest(tuple(buckets), self._algorithm)
         return self._manifest
@@ -85,7 +85,7 @@ class LiveWeights:
             if one.bucket.tensors != wanted.tensors:
                 raise WeightsChanged(f"the trainer gave other tensors in bucket {number} than at first")
             flat = self._flat(one)
-            if _mark(flat) != self._marks[number]:
+            if _check(flat, one.bucket, self._algorithm).digest != wanted.digest:
                 names = some(tensor.name for tensor in wanted.tensors)
                 raise WeightsChanged(f"the values of {names} changed while they were being sent")
             return flat
@@ -102,10 +102,8 @@ class LiveWeights:
         return into
 
 
-def _mark(flat: Any) -> tuple[int, ...]:
-    """What another value would most likely change, computed where the bytes are: the engine stands still meanwhile."""
-    import torch
-
-    whole = len(flat) // 8 * 8
-    words = flat[:whole].view(torch.int64)
-    return int(words.sum()), int((words >> 23).sum()), *flat[whole:].tolist()
+def _check(flat: Any, bucket: Bucket, algorithm: str) -> Checked:
+    """Where the bytes are, if that is possible."""
+    if flat.is_cuda and algorithm == BLOCK_SUMS:
+        return check_flat(flat, bucket, algorithm)
+    return check_bucket(memoryview(flat.cpu().numpy()), bucket, algorithm)

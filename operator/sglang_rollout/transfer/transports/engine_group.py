@@ -7,8 +7,8 @@ import os
 import secrets
 from collections.abc import Callable
 from datetime import timedelta
-from importlib import import_module
-from typing import Any, Protocol, cast
+from functools import partial
+from typing import Any, Protocol
 
 from . import GLOO, NCCL, Meeting, TransportBroken, TransportUnable
 
@@ -87,9 +87,13 @@ class EngineGroup:
 
 
 def _kind(transport: str) -> Callable[..., Broadcaster]:
-    # Looked up late: torch can be without one of them.
-    module, name = {GLOO: (".gloo", "GlooGroup"), NCCL: (".nccl", "NcclGroup")}[transport]
-    return cast(Callable[..., Broadcaster], getattr(import_module(module, __package__), name))
+    if transport == NCCL:
+        from .nccl import NcclGroup
+
+        return partial(NcclGroup, rehearse=False)  # SGLang's ranks do not
+    from .gloo import GlooGroup
+
+    return GlooGroup
 
 
 def choose(device: str, wanted: str, *, gpu_here: bool) -> str:
