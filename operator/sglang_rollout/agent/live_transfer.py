@@ -31,7 +31,7 @@ from .live_exchange import Exchange, Sender, TransferLost, reason_of
 from .sglang import EngineError, SGLang
 
 CONNECT_SECONDS = 5.0
-ANSWER_SECONDS = 3.0
+ANSWER_SECONDS = 10.0  # of a machine that may be busy; that the connection has ended is heard at once
 ARE_YOU_THERE = -1  # no bucket has this number
 
 _MODES = {SourceKind.DIRECT: "direct", SourceKind.COLOCATED: "colocated"}

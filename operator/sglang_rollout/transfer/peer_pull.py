@@ -18,7 +18,7 @@ from .outlast import outlast
 from .stage import BytesRefused, Stage, StageWriter
 
 IN_FLIGHT = 4
-CONNECT_SECONDS = 3.0
+CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0  # of a peer, before the next one is asked
 
 
