@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from sglang_rollout.protocol.fleet import FleetConfig
-from sglang_rollout.protocol.pod import ENV_DRAIN_SECONDS, ENV_ROUTER_API_KEY_FILE, ENV_SERVED_NAME, FLEET_FILE
+from sglang_rollout.protocol.pod import (
+    ENV_DRAIN_SECONDS,
+    ENV_ROUTER_API_KEY_FILE,
+    ENV_SERVED_NAME,
+    ENV_STAGE_BUCKET_BYTES,
+    ENV_STAGE_MEDIUM,
+    ENV_STAGE_VERSIONS,
+    FLEET_FILE,
+)
 from sglang_rollout.protocol.wire import loads
 from sglang_rollout.resources import (
     UnusableSpec,
@@ -100,6 +108,18 @@ def test_engine_and_agent_share_image_memory_and_model() -> None:
         assert mounts["/models"]["readOnly"] is True
     memory = {one["name"] for one in template["spec"]["volumes"] if one.get("emptyDir", {}).get("medium") == "Memory"}
     assert {"rollout-run", "rollout-shm"} == memory
+
+
+@pytest.mark.parametrize(("medium", "program"), [("Host", "agent"), ("Device", "agent.supervisor"), ("None", "agent")])
+def test_an_agent_whose_stage_is_in_gpu_memory_is_started_again_in_place(medium: str, program: str) -> None:
+    staging = {"medium": medium, "versions": 2, "bucketSize": "1Gi"}
+    written = spec(agent={"staging": staging, "gpuAccess": {"type": "VisibleDevices"}})
+    template = of_kind(all_children(fleet(written)), "StatefulSet")["spec"]["template"]
+    assert containers(template)["agent"]["command"] == ["python3", "-m", f"sglang_rollout.{program}"]
+    for container in (containers(template)["agent"], containers(template)["engine"]):
+        told = environment(container)
+        assert told[ENV_STAGE_MEDIUM] == medium
+        assert (told[ENV_STAGE_VERSIONS], told[ENV_STAGE_BUCKET_BYTES]) == ("2", str(1 << 30))
 
 
 @pytest.mark.parametrize(

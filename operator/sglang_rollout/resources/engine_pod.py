@@ -127,11 +127,13 @@ def _inject(rollout: SGLangRollout, context: FleetContext) -> Manifest:
 
 def _agent(rollout: SGLangRollout, index: int) -> Manifest:
     """The sidecar. It runs in the engine's image, for the engine's own torch and CUDA."""
+    on_gpu = rollout.spec.agent.staging.medium == "Device"
     return {
         "name": CONTAINER_AGENT,
         "image": rollout.spec.engine.image,
         "restartPolicy": "Always",
-        "command": ["python3", "-m", "sglang_rollout.agent"],
+        # A process beside the agent holds a stage in GPU memory; it must outlive an agent that crashes.
+        "command": ["python3", "-m", f"sglang_rollout.agent{'.supervisor' if on_gpu else ''}"],
         "ports": [port("agent", AGENT_PORT)],
         "env": [
             literal("PYTHONPATH", SITE_DIR),
