@@ -68,7 +68,7 @@ class Trainer:
 
     def order(self, **order: Any) -> None:
         assert self._process.stdin is not None
-        words = {"version": "v2", "tensors": MODEL, "bucket_bytes": 1 << 20, **order}
+        words = {"version": "v2", "tensors": MODEL, "bucket_bytes": 1 << 20, "join": 30, "timeout": 60, **order}
         self._process.stdin.write(json.dumps(words).encode() + b"\n")
 
     async def done(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Agent:
     async def receive(self, trainer: Trainer, **order: Any) -> Received:
         words: dict[str, Any] = {
             "transaction": "t1", "version": "v2", "senders": (f"127.0.0.1:{trainer.port}",), "slot": "a",
-            "receiver": self.name, "members": 2, "reference": REFERENCE, "timeout_seconds": 30.0, **order,
+            "receiver": self.name, "members": 2, "reference": REFERENCE, "timeout_seconds": 60.0, **order,
         }  # fmt: skip
         return await self.intake.receive(Intake(**words))
 
@@ -209,7 +209,7 @@ async def test_one_agent_is_lost_in_the_middle(scene: Scene, number: signal.Sign
     print("gone on after", time.monotonic() - begin)
     assert report["root"] == root
     assert list(report["lost"]) == ["p1"]
-    assert time.monotonic() - begin < 15
+    assert time.monotonic() - begin < 25
     if number == signal.SIGSTOP:
         os.kill(pid, signal.SIGCONT)
     with pytest.raises(IntakeFailed):
@@ -229,7 +229,7 @@ async def test_the_trainer_is_lost_in_the_middle(scene: Scene, number: signal.Si
     for one in await asyncio.gather(*receiving, return_exceptions=True):
         assert isinstance(one, IntakeFailed), one
     print("noticed after", time.monotonic() - begin)
-    assert time.monotonic() - begin < (2 if number == signal.SIGKILL else 8)
+    assert time.monotonic() - begin < (2 if number == signal.SIGKILL else 16)
     assert [agent.held() for agent in scene.agents] == [[], []]
     await scene.trainer.end()
     scene.trainer = await Trainer.start()
@@ -238,7 +238,7 @@ async def test_the_trainer_is_lost_in_the_middle(scene: Scene, number: signal.Si
 
 async def test_a_trainer_that_takes_too_long(scene: Scene) -> None:
     begin = time.monotonic()
-    report, *agents = await scene.publish({"stall_at": 3, "stall_seconds": 6, "timeout": 30}, timeout_seconds=3.0)
+    report, *agents = await scene.publish({"stall_at": 3, "stall_seconds": 6, "timeout": 60}, timeout_seconds=3.0)
     for agent in agents:
         assert isinstance(agent, IntakeFailed)
         assert "within 3 s" in str(agent)

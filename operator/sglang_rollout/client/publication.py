@@ -111,7 +111,8 @@ class Publication:
                 told = prepared.get("version") or "nothing"
                 raise PublishRefused(f"version {asked.version} is not prepared, {told} is: call prepare() first")
             members = {"disk": None, "distributed": None, "colocated": None}
-            return {"version": asked.version, "source": {**members, **prepared["source"]}}
+            # It is no longer ahead of anything, and must not be asked for again when yet another version serves.
+            return {"version": asked.version, "source": {**members, **prepared["source"]}, "prepare": None}
 
         watch = self._ask_and_watch(ask, self._published)
         try:

@@ -115,8 +115,9 @@ def colocated(senders: Sequence[str]) -> dict[str, Any]:
 
 
 def as_it_was(weights: Object | None) -> dict[str, Any]:
-    """A patch that puts version and source back."""
+    """A patch that puts version and source back, and what was prepared."""
     before = weights or {}
     source = before.get("source")
     members = {"disk": None, "distributed": None, "colocated": None}
-    return {"version": before.get("version"), "source": None if source is None else {**members, **source}}
+    prepared = {"prepare": before["prepare"]} if before.get("prepare") else {}
+    return {"version": before.get("version"), "source": None if source is None else {**members, **source}, **prepared}

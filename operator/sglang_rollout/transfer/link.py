@@ -21,7 +21,8 @@ from .session import (
 )
 
 BEAT_SECONDS = 0.5
-SILENCE_SECONDS = 8.0  # one that ends is seen at once; this is for one that stands still, as on a busy machine
+SILENCE_SECONDS = 10.0  # one that ends is seen at once; this is for one that stands still, as on a busy machine
+LINGER_SECONDS = 0.5  # for the peer to read the last word: closing on unread frames would take it away
 WAITING = 64  # frames read ahead; then the peer has to wait
 PIECE = 1 << 20  # of a blob, between looks at the clock
 
@@ -86,8 +87,13 @@ class Link:
         with contextlib.suppress(asyncio.CancelledError, Exception):
             await asyncio.gather(*self._tasks, return_exceptions=True)
         with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+            self._writer.write_eof()
+            async with asyncio.timeout(LINGER_SECONDS):
+                while await self._reader.read(PIECE):
+                    pass
+        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             self._writer.close()
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(LINGER_SECONDS):
                 await self._writer.wait_closed()
 
     async def _read(self) -> None:

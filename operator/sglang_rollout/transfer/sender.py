@@ -20,7 +20,7 @@ from .reception import Arrivals, Reception, refuse
 from .session import Announced, End, Go, SessionError
 from .transports import SendingGroup, TransportBroken
 
-JOIN_SECONDS = 15.0
+JOIN_SECONDS = 20.0
 AHEAD = 3  # buckets that are kept at once: one is checked by the agents, one travels, one is loaded
 SLOWEST = 20e6  # bytes a second; a bucket that travels slower is given up
 PATIENCE = 15.0  # seconds on top of that
