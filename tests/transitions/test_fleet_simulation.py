@@ -837,6 +837,8 @@ PATCHES = st.one_of(
     st.tuples(st.just("release"), st.booleans()),
     st.tuples(st.just("resident"), st.just(0)),
     st.tuples(st.just("check"), st.sampled_from(["Reset", "Checksum"])),
+    st.tuples(st.just("request"), st.sampled_from(["flushCache", "abortRequests", "profile", "restart"])),
+    st.tuples(st.just("failure_policy"), st.sampled_from(["KeepGated", "RestartEngine"])),
 )
 # What a user does, then some time in which things go wrong.
 ACTIONS = st.lists(
@@ -893,6 +895,10 @@ def act(fleet: Simulation, action: tuple[str, Any], strategy: dict[str, Any], ch
             fleet.patch(execution={"state": "Running"}, memory={})
         case "check":
             fleet.patch(weightCheck={"requestID": str(len(fleet.events)), "action": value})
+        case "request":
+            fleet.patch(**{value: {"requestID": str(len(fleet.events))}})
+        case "failure_policy":
+            fleet.patch(weights={**fleet.object["spec"].get("weights", {}), "failurePolicy": value})
         case "replicas":
             fleet.patch(replicas=value)
         case "image":
@@ -1001,6 +1007,7 @@ def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
     fleet.bad_paths.clear()
     fleet.break_next_apply = False
     fleet.reconnect()
+    act(fleet, ("failure_policy", "RestartEngine"), strategy, check)
     # The trainer of what is wanted is back.
     fleet.trainers.add(fleet.rollout.spec.weights.version or "")
     fleet.patch(execution={"state": "Running"}, memory={})
