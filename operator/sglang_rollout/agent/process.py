@@ -37,6 +37,8 @@ TERMS_FILE = "lease-term"
 JOURNAL_FILE = "journal.json"
 REFERENCE_FILE = "boot-manifest.json"
 SHUTDOWN_SECONDS = 2.0
+# Below the five seconds after which SGLang closes a connection by default: a call on one that is being closed is lost.
+KEPT_SECONDS = 2.0
 
 
 @asynccontextmanager
@@ -47,7 +49,8 @@ async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asy
     fleet = FleetFile(settings.fleet_file)
     terms = LeaseTerms(settings.state_dir / TERMS_FILE)
     reference = ReferenceFile(settings.state_dir / REFERENCE_FILE)
-    async with aiohttp.ClientSession() as session:
+    connector = aiohttp.TCPConnector(keepalive_timeout=KEPT_SECONDS)
+    async with aiohttp.ClientSession(connector=connector) as session:
         watch = EngineWatch(settings, session, time.monotonic)
         await watch.observe()  # so that the first report of an agent that starts again does not call its engine absent
         journal = JournalFile(settings.state_dir / JOURNAL_FILE)

@@ -53,6 +53,8 @@ PAYLOAD_SIZE = "256Mi"
 RUN_SIZE = "16Mi"
 STATE_SIZE = "64Mi"
 PROFILE_SIZE = "16Gi"  # traces of a few steps; more than this evicts the pod
+ENV_KEEP_ALIVE = "SGLANG_TIMEOUT_KEEP_ALIVE"
+KEEP_ALIVE_SECONDS = 600
 AGENT_REQUESTS = {"cpu": "100m", "memory": "256Mi"}
 INJECT_REQUESTS = {"cpu": "50m", "memory": "64Mi"}
 
@@ -166,6 +168,7 @@ def _engine(rollout: SGLangRollout, index: int) -> Manifest:
         "ports": [port("http", ENGINE_PORT)],
         "env": [
             *_user_environment(rollout),
+            *_kept_connections(rollout),
             # /health answers without generating, so a router's look at a paused engine costs nothing.
             literal("SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION", "false"),
             *_shared_environment(rollout, index),
@@ -183,6 +186,14 @@ def _user_environment(rollout: SGLangRollout) -> list[Manifest]:
         if owned_env(CONTAINER_ENGINE, variable.name):
             raise UnusableSpec(f"engine.env: {variable.name} belongs to the operator: choose another name")
     return [variable.to_object() for variable in rollout.spec.engine.env]
+
+
+def _kept_connections(rollout: SGLangRollout) -> list[Manifest]:
+    """SGLang closes a connection after five idle seconds, while the router and the agent may be about to use it again:
+    a request that is lost so cannot be repeated. With this it is they who close it."""
+    if any(variable.name == ENV_KEEP_ALIVE for variable in rollout.spec.engine.env):
+        return []
+    return [literal(ENV_KEEP_ALIVE, KEEP_ALIVE_SECONDS)]
 
 
 def _shared_environment(rollout: SGLangRollout, index: int) -> list[Manifest]:
