@@ -10,7 +10,7 @@ from e2e.deployment.connection import Connection
 from e2e.deployment.errors import DeploymentError
 from e2e.deployment.fleet import Fleet
 from e2e.deployment.plugin import Plugin
-from e2e.fleet.journal import FIRST, Journal, path_of
+from e2e.fleet.journal import FIRST, Journal
 from e2e.fleet.weights.checksums import checksum
 from e2e.fleet.weights.conftest import Load
 from e2e.fleet.weights.trainer import Trainer
@@ -140,7 +140,5 @@ async def test_a_label_that_was_served_is_not_given_to_other_bytes(
     served = journal.order[-2]
     told = await trainer.publish(served, FIRST)
     assert told.state == "failed", told
-    assert served in told.message
-    assert journal.current in told.message
-    assert path_of(FIRST) not in told.message
+    assert f"version {served} already" in told.message
     await fleet.until_serving(journal.current, timeout=30)
