@@ -9,7 +9,7 @@ from sglang_rollout.api.status import CommittedVersion, TransferStatus, WeightTr
 from sglang_rollout.protocol.report import AgentReport, MoveReport, StagedWeights, StageReport
 from sglang_rollout.transitions.engines import EngineView
 from sglang_rollout.transitions.observed import PodView
-from sglang_rollout.transitions.sources import PEERS_MAX, Keepers, kept_source, transaction_source
+from sglang_rollout.transitions.sources import PEERS_MAX, Keepers, kept_source, peers_for
 
 ROOT = "r1"
 MOVE = "g2.1:v2"
@@ -63,7 +63,7 @@ def test_an_engine_that_is_still_sent_the_weights_is_told_of_no_peer_before_it_f
     receiving, failed = engine(1, False), engine(2, False, error="the trainer has gone")
     keepers = Keepers([engine(0, True), receiving, failed])
     sent = WeightTransaction(id=MOVE, version="v2", source=TransferStatus(kind="Staged"), root=ROOT)
-    assert transaction_source(sent, receiving, keepers, False).peers == []
-    assert transaction_source(sent, failed, keepers, False).peers == ["10.0.0.0:30001"]
+    assert peers_for(sent, receiving, keepers) == []
+    assert peers_for(sent, failed, keepers) == ["10.0.0.0:30001"]
     kept = sent.model_copy(update={"source": TransferStatus(kind="Kept")})
-    assert transaction_source(kept, receiving, keepers, False).peers == ["10.0.0.0:30001"]
+    assert peers_for(kept, receiving, keepers) == ["10.0.0.0:30001"]

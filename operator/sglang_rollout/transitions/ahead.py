@@ -15,7 +15,7 @@ from ..protocol.weights import Step, WeightMove
 from .engines import EngineView
 from .preparation import different_bytes
 from .sources import Keepers, agents_of, transfer_of
-from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, soonest
+from .weight_steps import RETRY_SECONDS, MoveOrders, WeightsPlan, soonest
 
 
 def staged_ahead(
@@ -44,8 +44,10 @@ def staged_ahead(
         update={"members": prepared.members or agents_of(healthy, transfer_of(wanted.source).kind)}
     )
     prepared = _judged(prepared, healthy, now)
-    orders = {} if prepared.failed_at else {e.index: _order(spec, wanted, prepared, e, keepers, plan) for e in healthy}
-    return _with(plan, prepared, orders, RETRY_SECONDS if prepared.failed_at else None)
+    if prepared.failed_at:
+        return _with(plan, prepared, {}, RETRY_SECONDS)
+    orders = _orders(spec, wanted, prepared, keepers, plan)
+    return _with(plan, prepared, {engine.index: orders.order(engine, Step.PREPARE) for engine in healthy}, None)
 
 
 def is_prepared_from(prepared: PreparedStatus, wanted: PreparedWeights) -> bool:
@@ -91,14 +93,9 @@ def _reports(engine: EngineView, move_id: str) -> list[MoveReport]:
     return found if len(found) == engine.nodes else []
 
 
-def _order(
-    spec: Spec,
-    wanted: PreparedWeights,
-    prepared: PreparedStatus,
-    engine: EngineView,
-    keepers: Keepers,
-    plan: WeightsPlan,
-) -> WeightMove:
+def _orders(
+    spec: Spec, wanted: PreparedWeights, prepared: PreparedStatus, keepers: Keepers, plan: WeightsPlan
+) -> MoveOrders:
     as_transaction = WeightTransaction(
         id=_order_id(prepared),
         version=wanted.version,
@@ -108,7 +105,7 @@ def _order(
         epoch=plan.status.epoch,
         members=prepared.members,
     )
-    return move_order(spec, as_transaction, engine, keepers, Step.PREPARE)
+    return MoveOrders(spec, as_transaction, keepers)
 
 
 def _order_id(prepared: PreparedStatus) -> str:

@@ -10,10 +10,11 @@ from ..api.conditions import seconds_left, timestamp
 from ..api.status import WeightTransaction
 from ..protocol.weights import Step, WeightMove, WeightVersion
 from .engines import EngineView
+from .once import once
 from .planned import EventNote
 from .sources import Keepers
 from .versions import bootable_version, committed_version
-from .weight_steps import WeightsPlan, catch_up, move_order, stuck_engines
+from .weight_steps import MoveOrders, WeightsPlan, catch_up, stuck_engines
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,12 @@ class Commit:
     def _boot(self) -> WeightVersion:
         return self.target if self.target.path else bootable_version(self.weights)
 
+    @once
+    def _orders(self) -> MoveOrders:
+        return MoveOrders(self.spec, self.transaction, self.keepers)
+
     def _order(self, engine: EngineView, until: Step) -> WeightMove:
-        return move_order(self.spec, self.transaction, engine, self.keepers, until)
+        return self._orders.order(engine, until)
 
     def _stuck(self) -> dict[int, str]:
         return stuck_engines(self.members, self.spec, bootable=bool(self.target.path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 
 from ..api import EngineStatus, names
 from ..protocol.memory import LaunchOptions, MemoryTag
@@ -14,6 +13,7 @@ from ..protocol.report import TURNED_INTO_RETRACT, AgentReport, EngineState, Mov
 from ..protocol.weights import Step
 from . import members
 from .observed import ChildView, Observed, PodView
+from .once import once
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,25 +35,25 @@ class EngineView:
     unheard: bool = False
     statefulset: ChildView | None = None
 
-    @cached_property
+    @once
     def complete(self) -> bool:
         """Every pod of the engine is there, alive and has an address."""
         return all(rank in self.pods and self.pods[rank].ip for rank in range(self.nodes))
 
-    @cached_property
+    @once
     def pod_uids(self) -> tuple[str, ...]:
         return tuple(self.pods[rank].uid for rank in sorted(self.pods))
 
-    @cached_property
+    @once
     def leader(self) -> AgentReport | None:
         """The report of rank 0, the only rank that serves HTTP."""
         return self.reports.get(0)
 
-    @cached_property
+    @once
     def start_id(self) -> str:
         return self.leader.engine.start_id if self.leader else ""
 
-    @cached_property
+    @once
     def serving(self) -> bool:
         """Every rank's engine process is up, as the agents see it."""
         return self.complete and all(
@@ -61,60 +61,60 @@ class EngineView:
             for rank in range(self.nodes)
         )
 
-    @cached_property
+    @once
     def answers(self) -> bool:
         """Requests that a router sends to it are served: also while it drains."""
         return self.leader is not None and self.leader.engine.state in (EngineState.SERVING, EngineState.STOPPING)
 
-    @cached_property
+    @once
     def healthy(self) -> bool:
         """Serving, and nothing says that its weights or its scheduler are broken."""
         return self.serving and not self.dirty and not (self.leader and self.leader.probe_failure)
 
-    @cached_property
+    @once
     def version(self) -> str:
         """Label read back from the engine; empty while it does not serve."""
         return self.leader.engine.weight_version if self.leader and self.serving else ""
 
-    @cached_property
+    @once
     def paused(self) -> bool:
         return bool(self.serving and self.leader and self.leader.engine.paused)
 
-    @cached_property
+    @once
     def turned_pause(self) -> str:
         """Its agent's word that it is not paused in place any more, though that was asked for; else empty."""
         said = self.leader.message if self.paused and self.leader else ""
         return said if said.startswith(TURNED_INTO_RETRACT) else ""
 
-    @cached_property
+    @once
     def launch(self) -> LaunchOptions:
         """Flags that its process was started with."""
         return self.leader.engine.launch if self.leader else LaunchOptions()
 
-    @cached_property
+    @once
     def released(self) -> tuple[MemoryTag, ...]:
         return tuple(self.leader.engine.released) if self.leader else ()
 
-    @cached_property
+    @once
     def void(self) -> str:
         """Why it holds no weights at all; empty when it does."""
         return self.leader.engine.weights_void if self.leader else ""
 
-    @cached_property
+    @once
     def movable(self) -> bool:
         """Whether other weights can be put into it now."""
         return self.healthy and MemoryTag.WEIGHTS not in self.released
 
-    @cached_property
+    @once
     def dirty(self) -> bool:
         """Bytes of two versions may be mixed in it."""
         return any(report.move is not None and report.move.dirty for report in self.reports.values())
 
-    @cached_property
+    @once
     def ready(self) -> bool:
         return self.complete and all(pod.ready for pod in self.pods.values())
 
-    @cached_property
+    @once
     def staged(self) -> frozenset[str]:
         """Digests of the weights that the agents of all its pods hold in their stages."""
         held = [{kept.root for kept in report.stage.held} for report in self.reports.values()]
@@ -141,16 +141,21 @@ class EngineView:
 
     def moves(self, move_id: str) -> tuple[MoveReport | None, ...]:
         """What each rank reports of this move, None where it has not heard of it."""
-        return tuple(
-            report.move if report is not None and report.move is not None and report.move.id == move_id else None
-            for report in (self.reports.get(rank) for rank in range(self.nodes))
-        )
+        if move_id not in self._moves:
+            reports = [self.reports.get(rank) for rank in range(self.nodes)]
+            moves = [None if report is None else report.move for report in reports]
+            self._moves[move_id] = tuple(move if move is not None and move.id == move_id else None for move in moves)
+        return self._moves[move_id]
+
+    @once
+    def _moves(self) -> dict[str, tuple[MoveReport | None, ...]]:
+        return {}
 
     def progress(self, move_id: str) -> Step:
         """How far the whole engine has come in this move: its slowest rank while preparing; after that rank 0
         alone acts for all ranks."""
         moves = self.moves(move_id)
-        if not moves or any(move is None for move in moves):
+        if not moves or None in moves:
             return Step.NONE
         slowest = min(move.reached for move in moves if move is not None)
         leader = moves[0]

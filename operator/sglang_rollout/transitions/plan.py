@@ -127,7 +127,7 @@ def _weights_and_routing(
             if routing.routable(engine, states[engine.index], step, spec.staleness.max_version_lag, generation, leaving)
         ]
         indexes = frozenset(engine.index for engine in chosen)
-        return step, ordered, indexes, routing.desired_workers(chosen, states)
+        return step, ordered, indexes, routing.desired_workers(chosen, states, step)
 
     step, ordered, routable, desired = with_routers(False)
     in_step = _in_step(observed, desired)

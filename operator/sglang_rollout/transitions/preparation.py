@@ -14,7 +14,7 @@ from ..protocol.weights import Step, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
 from .sources import Keepers, agents_of, transfer_of
-from .weight_steps import RETRY_SECONDS, WeightsPlan, move_order, settle, transaction_id
+from .weight_steps import RETRY_SECONDS, MoveOrders, WeightsPlan, settle, transaction_id
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,9 @@ class Preparation:
             members = agents_of(healthy, transaction.source.kind)
             transaction = transaction.model_copy(update={"members": members})
         settled = settle(self.members, self.keepers, self.spec, self.weights, phase, self.now, busy=transaction)
+        orders = MoveOrders(self.spec, transaction, self.keepers)
         moves = {
-            engine.index: move_order(self.spec, transaction, engine, self.keepers, Step.PREPARE)
-            for engine in healthy
-            if engine.index not in settled.moves
+            engine.index: orders.order(engine, Step.PREPARE) for engine in healthy if engine.index not in settled.moves
         }
         # An engine that no other way leads to the committed version may go to the next one with the others.
         return replace(settled, moves={**settled.moves, **moves})

@@ -54,9 +54,11 @@ def was_registered(engine: EngineView) -> bool:
     return engine.record.routable and engine.record.start_id == engine.start_id
 
 
-def desired_workers(engines: Iterable[EngineView], groups: Mapping[int, GroupState]) -> RouterDesired:
+def desired_workers(
+    engines: Iterable[EngineView], groups: Mapping[int, GroupState], plan: WeightsPlan
+) -> RouterDesired:
     """What the routers must have when exactly `engines` are routable."""
-    workers = [_worker(engine, groups[engine.index]) for engine in engines]
+    workers = [_worker(engine, groups[engine.index], _label(engine, plan)) for engine in engines]
     # Labels are left out: a router must not drop a worker, and the requests that wait at it, for a new label.
     identity = json.dumps(sorted((worker.url, worker.api_key, worker.engine) for worker in workers))
     return RouterDesired(lease_term=0, id=hashlib.sha256(identity.encode()).hexdigest()[:24], workers=workers)
@@ -102,14 +104,20 @@ def _has(desired: RouterDesired, report: RouterReport) -> bool:
     return report.desired_id == desired.id and (report.in_step or not report.router_up)
 
 
-def _worker(engine: EngineView, group: GroupState) -> Worker:
+def _label(engine: EngineView, plan: WeightsPlan) -> str:
+    """The version that a router names it by. At a barrier it is that of before until all have applied the next: no
+    router is told anew for each engine that has, while it generates nothing anyway."""
+    return plan.status.version if plan.closed and engine.index in plan.holds else engine.version
+
+
+def _worker(engine: EngineView, group: GroupState, label: str) -> Worker:
     assert engine.leader is not None
     return Worker(
         url=f"http://{engine.pods[0].ip}:{ENGINE_PORT}",
         api_key=engine.leader.engine.data_key,
         engine=engine.name,
         incarnation=group.incarnation,
-        weight_version=engine.version,
+        weight_version=label,
     )
 
 

@@ -51,17 +51,26 @@ def _addresses(senders: Iterable[Sender]) -> tuple[str, ...]:
     return tuple(host_port(sender.address, sender.port) for sender in senders)
 
 
+def senders_for(transaction: WeightTransaction, engine: EngineView) -> tuple[str, ...]:
+    """Those of the trainer's ranks that this engine hears from."""
+    senders = transaction.source.senders
+    if transaction.source.kind == "Colocated" and len(senders) > 1:
+        return senders[engine.index % len(senders) :][:1]
+    return senders
+
+
+def peers_for(transaction: WeightTransaction, engine: EngineView, keepers: Keepers) -> list[str]:
+    """Whom it can take the weights from. While it is being sent them, or reads them, it needs no peer: its order would
+    change with each of the others that has them all."""
+    alone = transaction.source.kind != "Kept" and not engine.has_failed(transaction.id)
+    return [] if alone else keepers.peers(engine, transaction.root)
+
+
 def transaction_source(
-    transaction: WeightTransaction, engine: EngineView, keepers: Keepers, allow_nonfinite: bool
+    transaction: WeightTransaction, senders: Iterable[str], peers: Iterable[str], allow_nonfinite: bool
 ) -> Source:
     """What an engine is told of a move of the fleet."""
     given = transaction.source
-    senders = given.senders
-    if given.kind == "Colocated" and len(senders) > 1:
-        senders = senders[engine.index % len(senders) :][:1]
-    # An engine that is being sent the weights, or reads them, needs no peer: its order would change with each of the
-    # others that has them all.
-    alone = given.kind != "Kept" and not engine.has_failed(transaction.id)
     return Source(
         kind=SourceKind(given.kind),
         senders=list(senders),
@@ -69,7 +78,7 @@ def transaction_source(
         members=1 if given.kind == "Colocated" and len(given.senders) > 1 else transaction.members,
         epoch=transaction.epoch,
         root=transaction.root,
-        peers=[] if alone else keepers.peers(engine, transaction.root),
+        peers=list(peers),
         allow_nonfinite=allow_nonfinite,
     )
 

@@ -14,7 +14,7 @@ from ..protocol.memory import MemoryTag
 from ..protocol.weights import KVCache, PauseMode, Source, Step, Verify, WeightMove, WeightVersion
 from .engines import EngineView
 from .planned import EventNote
-from .sources import Keepers, kept_source, transaction_source
+from .sources import Keepers, kept_source, peers_for, senders_for, transaction_source
 from .versions import bootable_version, committed_version
 
 # A refused checkpoint may be one that is still being written.
@@ -169,19 +169,35 @@ def stuck_engines(members: Collection[EngineView], spec: Spec, bootable: bool) -
     return stuck
 
 
-def move_order(
-    spec: Spec, transaction: WeightTransaction, engine: EngineView, keepers: Keepers, until: Step
-) -> WeightMove:
-    return WeightMove(
-        id=transaction.id,
-        weights=WeightVersion(transaction.version, transaction.path),
-        until=until,
-        pause_mode=PauseMode(spec.weights.pause_mode),
-        kv_cache=KVCache(spec.weights.kv_cache),
-        timeout_seconds=float(spec.weights.timeout_seconds),
-        source=transaction_source(transaction, engine, keepers, spec.weights.allow_non_finite),
-        verify=Verify(spec.weights.verify),
-    )
+class MoveOrders:
+    """What engines are told of a move of the fleet; made once for all that are told the same."""
+
+    def __init__(self, spec: Spec, transaction: WeightTransaction, keepers: Keepers) -> None:
+        self._spec = spec
+        self._transaction = transaction
+        self._keepers = keepers
+        self._made: dict[tuple[Step, tuple[str, ...], tuple[str, ...]], WeightMove] = {}
+
+    def order(self, engine: EngineView, until: Step) -> WeightMove:
+        senders = senders_for(self._transaction, engine)
+        peers = tuple(peers_for(self._transaction, engine, self._keepers))
+        key = until, senders, peers
+        if key not in self._made:
+            self._made[key] = self._make(until, senders, peers)
+        return self._made[key]
+
+    def _make(self, until: Step, senders: tuple[str, ...], peers: tuple[str, ...]) -> WeightMove:
+        transaction, wanted = self._transaction, self._spec.weights
+        return WeightMove(
+            id=transaction.id,
+            weights=WeightVersion(transaction.version, transaction.path),
+            until=until,
+            pause_mode=PauseMode(wanted.pause_mode),
+            kv_cache=KVCache(wanted.kv_cache),
+            timeout_seconds=float(wanted.timeout_seconds),
+            source=transaction_source(transaction, senders, peers, wanted.allow_non_finite),
+            verify=Verify(wanted.verify),
+        )
 
 
 def soonest(*waits: float | None) -> float | None:
