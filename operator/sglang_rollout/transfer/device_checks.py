@@ -3,6 +3,8 @@ torch."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +13,7 @@ from .block_sums import BLOCK, NAME, WORD, digest_of_sums
 from .digests import UnknownDigest
 from .dtypes import DTYPES
 from .host_checks import Checked
-from .manifest import Bucket
+from .manifest import Bucket, Tensor
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -52,18 +54,29 @@ def check_flat(flat: Any, bucket: Bucket, algorithm: str) -> Checked:
     UnknownDigest."""
     if algorithm != NAME:
         raise UnknownDigest(f"digest {algorithm!r} is not computed on a GPU: use {NAME}")
-    floats = [(tensor, offset) for tensor, offset in bucket.placed() if DTYPES[tensor.dtype].nonfinite_mask]
-    floats = [(tensor, offset) for tensor, offset in floats if tensor.size]
     sums = block_sums(flat)
-    marks = [_mark(flat[offset : offset + tensor.size], tensor.dtype) for tensor, offset in floats]
+    runs = list(_float_runs(bucket))
+    marks = [_mark(flat[begin:end], tensors[0][0].dtype) for begin, end, tensors in runs]
     suspicious = torch.stack(marks).cpu().tolist() if marks else []
     bad = {}
-    for (tensor, offset), odd in zip(floats, suspicious, strict=True):
-        if odd and (count := _count(flat[offset : offset + tensor.size], tensor.dtype)):
-            bad[tensor.name] = count
+    for (_, _, tensors), odd in zip(runs, suspicious, strict=True):
+        for tensor, offset in tensors if odd else ():
+            if count := _count(flat[offset : offset + tensor.size], tensor.dtype):
+                bad[tensor.name] = count
     host = sums.cpu().numpy().astype("<i8")
     total = int(host.view("<u8").sum(dtype="uint64"))
     return Checked(digest_of_sums(host.tobytes(), flat.numel()), bad, total)
+
+
+def _float_runs(bucket: Bucket) -> Iterator[tuple[int, int, list[tuple[Tensor, int]]]]:
+    """Begin and end of neighbours of one element type, and these: a pass over each tensor alone costs more than it
+    takes."""
+    placed = [(tensor, offset) for tensor, offset in bucket.placed() if tensor.size]
+    for dtype, group in itertools.groupby(placed, lambda one: one[0].dtype):
+        tensors = list(group)
+        if DTYPES[dtype].nonfinite_mask:
+            last, offset = tensors[-1]
+            yield tensors[0][1], offset + last.size, tensors
 
 
 def _mark(flat: Any, dtype: str) -> Any:

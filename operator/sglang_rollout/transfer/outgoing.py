@@ -89,8 +89,12 @@ class TensorBucket:
         when it returns."""
         for event in self._made:
             event.synchronize()
-        for tensor, (one, offset) in zip(self._tensors, self.bucket.placed(), strict=True):
-            into[offset : offset + one.size].copy_(tensor.reshape(-1).view(torch.uint8))
+        dtype, device = self._tensors[0].dtype, self.device
+        if into.device == device and all(t.dtype == dtype and t.device == device for t in self._tensors):
+            torch.cat([tensor.reshape(-1) for tensor in self._tensors], out=into.view(dtype))
+        else:
+            for tensor, (one, offset) in zip(self._tensors, self.bucket.placed(), strict=True):
+                into[offset : offset + one.size].copy_(tensor.reshape(-1).view(torch.uint8))
         if into.device.type == "cuda":
             torch.cuda.current_stream(into.device).synchronize()
 
