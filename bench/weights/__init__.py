@@ -1,0 +1,1 @@
+"""Moving weights on CPU, beside what the same machine does without us in the same run."""
