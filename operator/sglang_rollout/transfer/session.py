@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from .manifest import Bucket, ManifestRefused, tensor_of
@@ -215,7 +215,7 @@ _TYPES: dict[str, type] = {"str": str, "int": int, "bool": bool, "float": float,
 
 def encode(message: Message, blob_size: int = 0) -> bytes:
     """The frame without its blob."""
-    body = json.dumps({"kind": message.kind, **asdict(message)}, separators=(",", ":")).encode()
+    body = json.dumps({"kind": message.kind, **vars(message)}, separators=(",", ":")).encode()
     if len(body) > MAX_JSON:
         raise SessionError(f"a {message.kind} of {len(body)} bytes is more than the limit of {MAX_JSON}")
     return HEADER.pack(_MAGIC, len(body), blob_size) + body

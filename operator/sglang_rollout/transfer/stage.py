@@ -121,7 +121,7 @@ class Stage:
         if self.identity(read_index(self.folder).slot(slot.name)) != identity:
             raise StageUnusable(f"the stage was made anew while slot {slot.name} was being filled: stage it again")
         write_whole(self.folder / slot.manifest_file, manifest.to_json())
-        self._note(slot.name, Sealed(version, manifest.root, total))
+        self._note(slot.name, Sealed(version, manifest.root, total, manifest.layout, manifest.placing))
 
     def _note(self, slot: str, sealed: Sealed | None) -> None:
         # Read anew: what writes is often a child of the agent, which has a Stage of its own.

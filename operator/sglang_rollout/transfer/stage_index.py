@@ -38,11 +38,14 @@ class Region:
 
 @dataclass(frozen=True)
 class Sealed:
-    """What a slot holds, whole and verified. `word_sum` of all tensors as in host_checks, None when not computed."""
+    """What a slot holds, whole and verified. `word_sum` of all tensors as in host_checks, None when not computed.
+    `layout` and `placing` of its manifest, so that nobody has to read that in a pause; "": not known."""
 
     version: str
     root: str
     word_sum: int | None = None
+    layout: str = ""
+    placing: str = ""
 
 
 @dataclass(frozen=True)

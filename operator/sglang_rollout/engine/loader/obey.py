@@ -27,7 +27,7 @@ from sglang_rollout.transfer.stage_index import (
 
 from .mapped import MappedStage
 from .parameters import sums_digest, whole_sum
-from .plans import LoadPlan, ModelPlans
+from .plans import LoadPlan, ModelPlans, StagedManifest
 
 
 class LoadRefused(Exception):
@@ -104,7 +104,7 @@ class Work:
             self._map(slot)
         for held in index.slots:
             if held.sealed is not None:
-                manifest = self._manifest(held)
+                manifest = StagedManifest(held, self._manifest)
                 plan = self._plan(manifest)
                 for slot in index.slots:
                     self._make_ready(plan, slot, manifest)
@@ -135,10 +135,10 @@ class Work:
             parameters.order_sums()
             self.sums_digest = sums_digest(parameters.ordered_sums())
 
-    def _find(self) -> tuple[SlotEntry, Manifest]:
+    def _find(self) -> tuple[SlotEntry, StagedManifest]:
         with self._timed("find"):
             slot = read_index(self._folder).holding(self._call.root)
-            manifest = self._manifest(slot)
+            manifest = StagedManifest(slot, self._manifest)
         self._map(slot)
         return slot, manifest
 
@@ -169,7 +169,7 @@ class Work:
             self._known = known
         return self._known
 
-    def _plan(self, manifest: Manifest) -> LoadPlan:
+    def _plan(self, manifest: StagedManifest) -> LoadPlan:
         """Tries loading without writing, once for each layout. Raises LoadRefused."""
         begin = time.perf_counter()
         plan, made = self._plans().plan(manifest)
@@ -180,7 +180,7 @@ class Work:
         self.notes = list(plan.notes)
         return plan
 
-    def _make_ready(self, plan: LoadPlan, slot: SlotEntry, manifest: Manifest) -> None:
+    def _make_ready(self, plan: LoadPlan, slot: SlotEntry, manifest: StagedManifest) -> None:
         if plan.by_copies:
             with self._timed("ready"):
                 self._plans().make_ready(plan, self._stage(), slot, manifest)

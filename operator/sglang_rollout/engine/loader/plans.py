@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -51,6 +52,22 @@ class LoadPlan:
         return self.outcome is not None and self.outcome.steps is not None
 
 
+class StagedManifest:
+    """Of what a slot holds; read from its file only when more is asked for than the index tells. `read` raises
+    StageUnusable."""
+
+    def __init__(self, slot: SlotEntry, read: Callable[[SlotEntry], Manifest]) -> None:
+        self._slot = slot
+        self._read = read
+        sealed = slot.sealed
+        self.layout = sealed.layout if sealed and sealed.layout else self.whole.layout
+        self.placing = sealed.placing if sealed and sealed.placing else self.whole.placing
+
+    @cached_property
+    def whole(self) -> Manifest:
+        return self._read(self._slot)
+
+
 class ModelPlans:
     """What is known of one model in this process."""
 
@@ -64,27 +81,27 @@ class ModelPlans:
         """Those that the model is known to take."""
         return tuple(layout for layout, plan in self._plans.items() if plan.outcome is not None)
 
-    def plan(self, manifest: Manifest) -> tuple[LoadPlan, bool]:
+    def plan(self, manifest: StagedManifest) -> tuple[LoadPlan, bool]:
         """And whether it was made now. Its outcome may hold problems."""
         known = self._plans.get(manifest.layout)
         if known is not None:
             return known, False
         try:
-            plan = LoadPlan(rehearse(self.model, manifest.tensors.values()))
+            plan = LoadPlan(rehearse(self.model, manifest.whole.tensors.values()))
         except RehearsalImpossible as reason:
             plan = LoadPlan(None, str(reason))
         if plan.outcome is None or not plan.outcome.problems:
             self._plans[manifest.layout] = plan
         return plan, True
 
-    def make_ready(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: Manifest) -> Ready:
+    def make_ready(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: StagedManifest) -> Ready:
         assert plan.outcome is not None
         assert plan.outcome.steps is not None
         key = (slot.name, manifest.placing)
         known = plan.ready.get(key)
         if known is not None and known.generation == stage.generation(slot):
             return known
-        tensors = dict(stage.tensors(slot, manifest))
+        tensors = dict(stage.tensors(slot, manifest.whole))
         ready = plan.ready[key] = Ready(stage.generation(slot))
         for step, alone in zip(plan.outcome.steps, alone_in_place(plan.outcome.steps), strict=True):
             if isinstance(step, Fill):
@@ -99,11 +116,11 @@ class ModelPlans:
                 ready.steps.append((step, source))
         return ready
 
-    def load(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: Manifest, on_gpu: bool) -> None:
+    def load(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: StagedManifest, on_gpu: bool) -> None:
         """Only orders the copies: the caller synchronises before the stage may change."""
         if not plan.by_copies:
             with unblocked_copies(on_gpu and stage.on_host(slot)):
-                self.model.load_weights(stage.tensors(slot, manifest))
+                self.model.load_weights(stage.tensors(slot, manifest.whole))
             return
         ready = self.make_ready(plan, stage, slot, manifest)
         for step, source in ready.steps:
