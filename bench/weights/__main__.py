@@ -1,4 +1,5 @@
-"""python -m bench.weights: prints figures of staging over Gloo as a table, or as JSON."""
+"""python -m bench.weights wire | commits: staging over Gloo beside a bare broadcast, and the stall of a commit beside
+SGLang's own updates; prints a table, or JSON."""
 
 from __future__ import annotations
 
@@ -7,36 +8,57 @@ import asyncio
 import json
 import os
 import sys
+from typing import Any
 
-from .wire import WireFigure, measure
+from . import commits, wire
 
 MIB = 1 << 20
+DIMENSIONS = {"tiny": (128, 2), "1g": (2048, 13)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.weights", description=__doc__)
-    parser.add_argument("--mib", type=int, nargs="+", default=[128, 1024], help="sizes of the model")
-    parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--bucket-mib", type=int, default=64)
+    parser.add_argument("what", choices=("wire", "commits"))
+    parser.add_argument("--mib", type=int, nargs="+", default=[128, 1024], help="wire: sizes of the model")
+    parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2], help="wire: agents")
+    parser.add_argument("--bucket-mib", type=int, default=64, help="wire: of a bucket")
+    parser.add_argument("--models", choices=DIMENSIONS, nargs="+", default=list(DIMENSIONS), help="commits")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    figures: list[WireFigure] = []
+    figures: list[dict[str, Any]] = []
+    for words, found in _wire(given) if given.what == "wire" else _commits(given):
+        figures.append(found)
+        if not given.json:
+            print(words, flush=True)
+    load = os.getloadavg()[0]
+    if given.json:
+        print(json.dumps({"load": load, "figures": figures}, indent=1))
+    elif load > (os.cpu_count() or 1) + 2:
+        print(f"the machine is busy with other work (load {load:.0f}): only ratios mean something")
+    return 0
+
+
+def _wire(given: argparse.Namespace) -> Any:
     for size in given.mib:
         for receivers in given.receivers:
-            found = asyncio.run(measure(size * MIB, receivers, given.bucket_mib * MIB, given.repeats))
-            figures.append(found)
-            if not given.json:
-                print(
-                    f"{found.size / MIB:7.0f} MiB to {receivers}: ours {found.ours:.3f} s, bare {found.bare:.3f} s, "
-                    f"{found.share:.0%} of it ({found.gigabytes_a_second:.2f} GB/s)",
-                    flush=True,
-                )
-    if given.json:
-        print(json.dumps({"load": os.getloadavg(), "figures": [one.to_object() for one in figures]}, indent=1))
-    elif os.getloadavg()[0] > (os.cpu_count() or 1):
-        print(f"the machine is busy with other work (load {os.getloadavg()[0]:.0f}): only ratios mean something")
-    return 0
+            found = asyncio.run(wire.measure(size * MIB, receivers, given.bucket_mib * MIB, given.repeats))
+            yield (
+                f"{found.size / MIB:7.0f} MiB to {receivers}: ours {found.ours:.3f} s, bare {found.bare:.3f} s, "
+                f"{found.share:.0%} of it ({found.gigabytes_a_second:.2f} GB/s)",
+                found.to_object(),
+            )
+
+
+def _commits(given: argparse.Namespace) -> Any:
+    for name in given.models:
+        found = asyncio.run(commits.measure(*DIMENSIONS[name], given.repeats))
+        yield (
+            f"{found.size / MIB:7.0f} MiB: staged {found.staged:.3f} s; by SGLang's own routes from_distributed "
+            f"{found.distributed:.3f} s and from_disk {found.disk:.3f} s; "
+            f"staged is {found.staged / found.distributed:.0%} and {found.staged / found.disk:.0%} of them",
+            found.to_object(),
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from .session import Announced, End, Go, SessionError
 from .transports import SendingGroup, TransportBroken
 
 JOIN_SECONDS = 20.0
-AHEAD = 3  # buckets that are kept at once: one is checked by the agents, one travels, one is loaded
+AHEAD = 4  # buckets that are kept at once: one is checked by the agents, one travels, one is announced, one is loaded
 SLOWEST = 20e6  # bytes a second; a bucket that travels slower is given up
 PATIENCE = 15.0  # seconds on top of that
 REGROUPS = 8
@@ -263,19 +263,25 @@ class _Cast:
                 self._audience.look()
 
     async def _forward(self, number: int) -> None:
-        """Announces the bucket while the one before it travels, then sends it off."""
+        """Announces the bucket, then sends off those before it: the agents answer while others travel."""
         kept, audience, group = self._kept.get(number), self._audience, self._group
         assert group is not None
-        if kept is None or kept.sent:
-            return
-        while len([n for n in self._kept if n < number]) >= AHEAD - 1:
-            await self._one_taken()
-        if kept.loaded_for != audience.group:
-            kept.details = await self._in(self._loader, self._load, kept, group)
-            kept.loaded_for = audience.group
-        if not kept.announced:
+        if kept is not None and not kept.announced:
+            while len([n for n in self._kept if n < number]) >= AHEAD - 1:
+                await self._one_taken()
+            if kept.loaded_for != audience.group:
+                kept.details = await self._in(self._loader, self._load, kept, group)
+                kept.loaded_for = audience.group
             await audience.tell(audience.living, lambda _: Announced.of(number, kept.bucket, kept.details))
             kept.announced = True
+        for earlier in [n for n in self._kept if n < number]:
+            await self._send_off(earlier)
+
+    async def _send_off(self, number: int) -> None:
+        kept, audience, group = self._kept[number], self._audience, self._group
+        assert group is not None
+        if kept.sent:
+            return
         await audience.until(lambda m: number in m.ready, PATIENCE, f"answer for bucket {number}")
         await self._landed()
         await audience.tell(audience.living, lambda _: Go(number))
@@ -309,6 +315,8 @@ class _Cast:
         await self._taken(min(self._kept))
 
     async def _all_taken(self) -> None:
+        for number in list(self._kept):
+            await self._send_off(number)
         await self._landed()
         while self._kept:
             await self._one_taken()
