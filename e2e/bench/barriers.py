@@ -9,6 +9,7 @@ from e2e.bench import usage
 from e2e.bench.figures import Section
 from e2e.bench.operator_program import OperatorProgram, add_cpu
 from e2e.bench.played_fleet import PlayedFleet, played_fleet
+from e2e.cluster.errors import ClusterError
 from sglang_rollout.controller.kube import KubeClient
 from sglang_rollout.protocol.weights import Step
 
@@ -55,4 +56,10 @@ async def _move(fleet: PlayedFleet, program: OperatorProgram, version: str) -> N
     await asyncio.sleep(random.uniform(0.0, PAUSE_BETWEEN))
     source = {"type": "Disk", "disk": {"path": f"/models/{version}"}}
     generation = await fleet.patch(weights={"version": version, "source": source})
-    await fleet.until_ready(generation, 120)
+    try:
+        await fleet.until_ready(generation, 120)
+    except ClusterError as error:
+        program.must_run()
+        behind = [agent for agent in fleet.agents if agent.report.engine.weight_version != version]
+        steps = {str(agent.report.move and agent.report.move.reached) for agent in behind}
+        raise ClusterError(f"{error}; {len(behind)} agents behind, at {steps}; {program.complaints()[-5:]}") from error

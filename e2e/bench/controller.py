@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.bench import barriers, machine, many_fleets, wide_fleet
+from e2e.bench import barriers, machine, many_fleets, order_calls, wide_fleet
 from e2e.bench.figures import Section
 from e2e.bench.operator_program import OperatorProgram, api_server, client, operator
 from e2e.cluster import versions
@@ -27,6 +27,7 @@ class Size:
 async def measure_barriers(engines: int, moves: int, command: str, profile: Path | None = None) -> Section:
     """One fleet of very many engines and nothing else; takes a few minutes."""
     section = _section("barrier", "The barriers of a fleet of very many engines", command)
+    await order_calls.measure(section, engines)
     with api_server() as server:
         async with operator(server, profile and profile / "barrier.prof") as program, client(server) as kube:
             say(f"one fleet of {engines} engines")

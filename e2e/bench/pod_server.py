@@ -48,7 +48,7 @@ class PodServer:
         for server in self._servers:
             server.close()
 
-    def meant(self, call: _Call) -> FakePod[Any, Any]:
+    def meant(self, call: Call) -> FakePod[Any, Any]:
         """The pod of a call by a caller that it trusts. A token is verified once: in a cluster each pod does that
         for itself, and here one process would do it for all of them. Raises Refusal."""
         token = call.token
@@ -62,7 +62,7 @@ class PodServer:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     method: str
     path: str
     query: Mapping[str, str]
@@ -103,7 +103,7 @@ class _Connection(asyncio.Protocol):
             self._answer(call)
         self._server.cpu += time.thread_time() - began
 
-    def _answer(self, call: _Call) -> None:
+    def _answer(self, call: Call) -> None:
         try:
             meant = self._server.meant(call)
             if call.method == "PUT":
@@ -135,7 +135,7 @@ class _Connection(asyncio.Protocol):
             self._transport.write(head.encode() + body)
 
 
-def _taken_from(received: bytearray) -> _Call | None:
+def _taken_from(received: bytearray) -> Call | None:
     """The first call, taken away; None while it is not whole."""
     end = received.find(HEAD_END)
     if end < 0:
@@ -150,4 +150,4 @@ def _taken_from(received: bytearray) -> _Call | None:
     del received[: begin + size]
     method, target, _ = first.decode().split(" ")
     path, _, query = target.partition("?")
-    return _Call(method, path, dict(parse_qsl(query)), headers, body)
+    return Call(method, path, dict(parse_qsl(query)), headers, body)

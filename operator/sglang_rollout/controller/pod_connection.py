@@ -1,8 +1,8 @@
 """A kept connection to the program in one pod, for one HTTP call after the other.
 
 An order to a fleet is a call to each of its pods, and all engines stand still until the last has it. aiohttp's client,
-which does all else here, needs more than twice the CPU time for one: it is made for any server, this for our own,
-whose answers are small and tell their length."""
+which does all else here, needs more than three times the CPU time for one (`make bench-barrier` measures both): it is
+made for any server, this for our own, whose answers are small and tell their length."""
 
 from __future__ import annotations
 
