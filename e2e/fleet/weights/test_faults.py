@@ -142,6 +142,8 @@ async def test_what_is_killed_at_a_step_leaves_one_version(
         assert told.state == ("killed" if cell.part == "trainer" else "done"), told
         if not cell.lands:
             await seen.more(4, version=old)
+            label, _ = journal.next()
+            model = journal.models[label]
             again = await scene.trainer.publish(label, model)
             assert again.state == "done", again
         await seen.more(1, version=label, timeout=TIMEOUT_SECONDS)
