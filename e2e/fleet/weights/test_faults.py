@@ -37,12 +37,10 @@ STEPS = (
 PARTS = ("agent", "engine", "router", "operator", "trainer")
 CHOSEN = (
     ("agent", "stage:mid"),
-    ("agent", "stage:end"),
     ("agent", "pause:after"),
     ("agent", "apply:begun"),
     ("agent", "apply:written"),
     ("agent", "apply:labelled"),
-    ("agent", "continue:before"),
     ("engine", "stage:mid"),
     ("engine", "pause:after"),
     ("engine", "apply:written"),
