@@ -61,19 +61,30 @@ async def test_releasing_asks_for_what_it_needs(fleet: Fleet, plugin: Plugin, jo
     assert (await plugin("weights", "set", fleet.name, label, "--path", path)).code == 0
 
 
-async def test_engines_without_the_launch_flags_start_again_in_turn(fleet: Fleet, plugin: Plugin) -> None:
+async def test_engines_without_the_launch_flags_start_again_in_turn_and_lose_no_request(
+    fleet: Fleet, plugin: Plugin, connection: Connection
+) -> None:
     before = starts(await fleet.read())
-    releasing = asyncio.create_task(plugin("release", fleet.name, "--pause", timeout=2 * START_SECONDS))
-    told = await fleet.until_condition(ConditionType.PROGRESSING, True, "launch flags", timeout=30)
-    assert told.reason == "RestartingForMemoryRelease"
     away: set[int] = set()
-    while not releasing.done():
-        engines = (await fleet.read()).status.engines
-        away.add(sum(1 for engine in engines if not engine.weight_version and not engine.released))
-        await asyncio.sleep(0.25)
-    said = await releasing
-    assert said.code == 0, said
+    failing: set[str] = set()
+    request = Request(tokens=600)
+    async with streams(connection, fleet.namespace, fleet.name, 2 * RUNNING, request) as flying:
+        await flying.until("tokens", lambda all_: all(len(one.tokens) > 2 for one in all_))
+        releasing = asyncio.create_task(plugin("release", fleet.name, "--pause", timeout=2 * START_SECONDS))
+        told = await fleet.until_condition(ConditionType.PROGRESSING, True, "launch flags", timeout=30)
+        assert told.reason == "RestartingForMemoryRelease"
+        while not releasing.done():
+            status = (await fleet.read()).status
+            away.add(sum(1 for engine in status.engines if not engine.weight_version and not engine.released))
+            degraded = find_condition(status.conditions, ConditionType.DEGRADED)
+            if degraded is not None and degraded.status == "True":
+                failing.add(degraded.message)
+            await asyncio.sleep(0.25)
+        said = await releasing
+        assert said.code == 0, said
+        assert [(one.error, one.finish) for one in flying.all] == [("", "length")] * len(flying.all)
     assert max(away) == 1, "more engines were away at once than maxUnavailable"
+    assert failing == set(), "what is ordered is no failure"
     assert not set(starts(await fleet.read())) & set(before)
     said = await plugin("resume", fleet.name, "--continue")
     assert said.code == 0, said
@@ -82,7 +93,7 @@ async def test_engines_without_the_launch_flags_start_again_in_turn(fleet: Fleet
 async def test_requests_in_flight_end_and_none_is_served_until_all_is_back(
     fleet: Fleet, plugin: Plugin, router: RouterClient, connection: Connection, journal: Journal
 ) -> None:
-    request = Request(tokens=1500)
+    request = Request(tokens=500)
     async with streams(connection, fleet.namespace, fleet.name, 2 * RUNNING, request) as flying:
         await flying.until("tokens", lambda all_: all(len(one.tokens) > 2 for one in all_))
         rollout = await released(fleet, plugin)
