@@ -135,6 +135,7 @@ class PodLink(Generic[D, R]):
         self._tasks = []
         self._polls.close()
         self._orders.close()
+        await asyncio.sleep(0)  # for their sockets to be gone
         if self._drop is not None:
             self._drop.cancel()
 

@@ -58,8 +58,9 @@ class PodConnection:
             raise
 
     def close(self) -> None:
+        """At once: what was not sent yet is not worth waiting for. The socket is gone in the event loop's next turn."""
         if self._streams is not None:
-            self._streams[1].close()
+            self._streams[1].transport.abort()
             self._streams = None
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> Answer:
