@@ -32,6 +32,7 @@ class Trainer:
     fill: int
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     asked: list[str] = field(default_factory=list)
+    ended: bool = False  # was told to, and what it writes to is free
 
 
 class PlayedIntake:
@@ -47,7 +48,12 @@ class PlayedIntake:
         if trainer is None:
             raise IntakeFailed("there is no sender of a trainer")
         trainer.asked.append(intake.transaction)
-        await trainer.ready.wait()
+        try:
+            await trainer.ready.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.3)
+            trainer.ended = True
+            raise
         assert intake.reference is not None
         writer = Stage(self._folder).write(intake.slot, BLAKE2B)
         for bucket in plan_buckets(intake.reference.values(), 4096):
@@ -64,14 +70,22 @@ class PlayedIntake:
 async def pod(make_pod: MakePod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePod:
     monkeypatch.setattr(staging_module, "TrainerIntake", PlayedIntake)
     PlayedIntake.trainers = {"a:1": Trainer(1), "b:1": Trainer(2)}
-    made = await make_pod(stage=StageSettings("Host", 2, 4096, tmp_path / "stage"))
+    return await _serving(make_pod, tmp_path, 2)
+
+
+async def _serving(make_pod: MakePod, folder: Path, versions: int) -> FakePod:
+    made = await make_pod(stage=StageSettings("Host", versions, 4096, folder / f"stage{versions}"))
     await made.launch()
     await made.serving()
     return made
 
 
+def source(sender: str) -> Source:
+    return Source(SourceKind.STAGED, [sender], members=1)
+
+
 def staged(sender: str, name: str, until: Step = Step.PREPARE) -> WeightMove:
-    return WeightMove(name, NEW, until, source=Source(SourceKind.STAGED, [sender], members=1))
+    return WeightMove(name, NEW, until, source=source(sender))
 
 
 async def prepared(pod: FakePod, name: str) -> str:
@@ -120,3 +134,18 @@ async def test_what_was_staged_ahead_is_found_by_its_root(pod: FakePod) -> None:
     report = await pod.until(lambda r: r.move is not None and r.move.reached is Step.CONTINUE)
     assert (report.engine.weight_version, report.engine.weights_root) == ("5", root)
     assert trainer.asked == ["ahead.1:5"]
+
+
+async def test_what_is_found_is_not_relied_on_while_something_may_still_write_over_it(
+    pod: FakePod, make_pod: MakePod, tmp_path: Path
+) -> None:
+    """With room for one version, what is staged ahead would take its place."""
+    pod = await _serving(make_pod, tmp_path, 1)
+    first, second = PlayedIntake.trainers["a:1"], PlayedIntake.trainers["b:1"]
+    second.ready.set()
+    root = await root_of(pod, "b:1")
+    await pod.put(pod.desired(prepare=WeightMove("ahead", WeightVersion("6", ""), Step.PREPARE, source=source("a:1"))))
+    await eventually(lambda: first.asked == ["ahead"])
+    await pod.put(pod.desired(move=WeightMove("m", NEW, Step.PREPARE, source=Source(SourceKind.KEPT, root=root))))
+    assert await prepared(pod, "m") == root
+    assert first.ended

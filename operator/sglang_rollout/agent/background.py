@@ -70,6 +70,10 @@ class Background:
         """Also one that was told to end and has not yet: what it writes to is not free."""
         return self._task is not None and not self._task.done()
 
+    @property
+    def ending(self) -> bool:
+        return self.running and (self.state is None or not self.state.running)
+
     def begin(self, begun: Preparing, work: Callable[[Progressed], Awaitable[Prepared]], seconds: float) -> None:
         """Only when none is running. Raising from `work`: CheckpointRefused is for good, OSError may pass."""
         assert not self.running

@@ -18,6 +18,7 @@ from .sglang import EngineError
 from .situation import Progress, Situation, Way
 
 RETRY_SECONDS = 0.5
+EARLIER_ENDS = "waiting until an earlier preparation has ended"
 NOTES = 4  # of what is staged; the stage holds at most two
 
 
@@ -154,6 +155,9 @@ class Preparations:
             note(prepared=True, problem="", began_at=None)
             return
         way = self._moves.way_of(order)
+        if way is Way.STAGE and self._background.ending:
+            # It may be about to write where what is found lies.
+            raise EngineError(EARLIER_ENDS)
         root = self._moves.found(order) if way is Way.STAGE else ""
         # Read by the engine or found in the stage: nothing is to be waited for.
         if way is Way.ENGINE or root:
@@ -173,7 +177,7 @@ class Preparations:
             if state is not None and _serves(state, order, situation.facts.start_id):
                 return
             self._background.cancel()
-            raise EngineError("waiting until an earlier preparation has ended")
+            raise EngineError(EARLIER_ENDS)
         opened = self._journal.now.open_apply
         needed = [opened.root] if opened is not None and opened.root else []
         work = self._moves.work(order, way, situation.held_root, needed)
