@@ -62,6 +62,7 @@ class FakeApi:
     def status(self, **weights: Any) -> None:
         with self.changed:
             merge(self.fleet["status"]["weights"], weights)
+            self.fleet["status"]["observedGeneration"] = self.fleet["metadata"]["generation"]
             self._touch()
 
     def _touch(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..transfer.sender import Delivery, SendFailed, Sending, SendReport, send
 from .errors import FleetUnreachable, PublishFailed, PublishRefused, PublishTimedOut
 from .resource import FleetResource, Watch, as_it_was, colocated, distributed
 from .room import SenderRoom
-from .verdict import EngineOutcome, Verdict, prepare_verdict, progress, publish_verdict, serving
+from .verdict import NOT_OURS, EngineOutcome, Verdict, prepare_verdict, progress, publish_verdict, serving
 
 VERDICT_SECONDS = 20.0  # how long the operator may take to say what it makes of a failed sending
 
@@ -95,8 +95,8 @@ class Publication:
         def ask(_: Any) -> dict[str, Any]:
             return {"prepare": {"version": asked.version, "source": source}}
 
-        def decide(fleet: Any, _: int) -> Verdict | None:
-            return prepare_verdict(fleet, asked.version)
+        def decide(fleet: Any, generation: int) -> Verdict | None:
+            return prepare_verdict(fleet, asked.version, generation)
 
         report, verdict, staged = self._send(room, named_tensors, ask, decide)
         return Prepared(asked.version, verdict.root or report.root, report.size, staged)
@@ -223,7 +223,7 @@ class Publication:
 
             generation = self._resource.ask_for(asked.version, weights)["metadata"]["generation"]
         else:
-            generation = 1 << 62  # not ours: somebody else's version is no answer before rank 0 has asked
+            generation = NOT_OURS  # somebody else's version is no answer before rank 0 has asked
         return self._resource.watch(lambda fleet: decide(fleet, generation), asked.left())
 
     def _verdict(self, watch: Watch) -> Verdict:

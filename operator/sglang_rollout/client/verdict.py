@@ -11,6 +11,7 @@ Object = Mapping[str, Any]
 
 _VERSION = re.compile(r"[!-~]([ -~]*[!-~])?")
 MAX_VERSION = 128
+NOT_OURS = 1 << 62  # a generation: another rank asks for the version, when it does
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,11 @@ def why_not(fleet: Object, version: str) -> str:
 
 
 def publish_verdict(fleet: Object, version: str, generation: int) -> Verdict | None:
-    """None: not over yet. generation: of the resource once it asked for this version."""
+    """None: not over yet. generation: of the resource once it asked for this version; what the operator says of an
+    older one is of an earlier attempt."""
     status = weights_status(fleet)
     transaction = status.get("transaction") or {}
-    ours = transaction.get("version") == version
+    ours = transaction.get("version") == version and _answers(fleet, generation)
     now = serving(fleet)
     if fleet["metadata"].get("deletionTimestamp"):
         return Verdict("Failed", "the fleet is being deleted", now)
@@ -99,7 +101,8 @@ def publish_verdict(fleet: Object, version: str, generation: int) -> Verdict | N
     return None
 
 
-def prepare_verdict(fleet: Object, version: str) -> Verdict | None:
+def prepare_verdict(fleet: Object, version: str, generation: int) -> Verdict | None:
+    """As publish_verdict()."""
     status = weights_status(fleet)
     prepared = status.get("prepared") or {}
     if fleet["metadata"].get("deletionTimestamp"):
@@ -107,11 +110,18 @@ def prepare_verdict(fleet: Object, version: str) -> Verdict | None:
     if prepared.get("version") != version:
         asked = (((fleet.get("spec") or {}).get("weights") or {}).get("prepare") or {}).get("version")
         return None if asked == version else Verdict("Failed", f"somebody else prepares {asked}", serving(fleet))
+    if not _answers(fleet, generation):
+        return None
     if prepared.get("failedAt"):
         return Verdict("Failed", str(prepared.get("message") or "it failed"), serving(fleet))
     if prepared.get("root") and prepared.get("engines") and not prepared.get("message"):
         return Verdict("Prepared", serving=serving(fleet), root=str(prepared["root"]))
     return None
+
+
+def _answers(fleet: Object, generation: int) -> bool:
+    """Whether the operator has seen the resource of that generation."""
+    return generation == NOT_OURS or int((fleet.get("status") or {}).get("observedGeneration") or 0) >= generation
 
 
 def outcomes(fleet: Object, version: str) -> tuple[EngineOutcome, ...]:
