@@ -72,6 +72,12 @@ class SimEngine:
     released: list[MemoryTag] = field(default_factory=list)
     void: str = ""
     operations: dict[str, OperationReport] = field(default_factory=dict)
+    applied_root: str = ""  # of what was put in last; what it has read by itself has the root of its label
+
+    @property
+    def root(self) -> str:
+        """What its bytes are, whatever they are called."""
+        return self.applied_root if label_of(self.applied_root) == self.bytes_version else root_of(self.bytes_version)
 
     @property
     def unfit(self) -> bool:
@@ -105,7 +111,7 @@ class SimPod:
     engine: SimEngine | None = None
     move: MoveReport | None = None
     ahead: MoveReport | None = None
-    stage: list[str] = field(default_factory=list)  # versions, the newest last; outlives engine and agent
+    stage: list[str] = field(default_factory=list)  # roots, the newest last; outlives engine and agent
     router_desired: RouterDesired | None = None
     router_workers: dict[str, Worker] = field(default_factory=dict)
     router_pending: dict[str, Worker] = field(default_factory=dict)  # taken in, not listed and not used yet
@@ -132,10 +138,12 @@ class Simulation:
         self.bad_paths: set[str] = set()
         self.break_next_apply = False
         self.trainers: set[str] = set()  # versions that a trainer is there to send
+        self.takes: dict[str, int] = {}  # by version: which of its trainers is there; each has bytes of its own
         self.odd_pods: set[str] = set()  # names of pods that are given other bytes than the rest
         self.stage_slots = 1  # versions that fit into a pod's stage; 0: there is none
         self.cache_is_busy: Callable[[], bool] = lambda: False
         self.events: list[str] = []
+        self.seen: set[tuple[str, str]] = set()  # labels that requests have seen, and what the bytes were
         self.done_operations: list[tuple[str, str]] = []
         self.last: Plan | None = None
 
@@ -338,7 +346,9 @@ class Simulation:
 
     @staticmethod
     def _at_target(engine: SimEngine, order: WeightMove) -> bool:
-        return engine.bytes_version == order.weights.version and not engine.void and not engine.mixed
+        """By the label, and by what it was applied from where both sides know that."""
+        same = not engine.applied_root or not order.source.root or engine.applied_root == order.source.root
+        return engine.bytes_version == order.weights.version and same and not engine.void and not engine.mixed
 
     def _run_move(self, pod: SimPod) -> None:
         engine = pod.engine
@@ -383,6 +393,7 @@ class Simulation:
         failed = pod.move.id if pod.move else ""
         if order is not None and order.id != failed and order.until >= Step.APPLY and not order.abort:
             engine.bytes_version, engine.mixed, engine.void = order.weights.version, False, ""
+            engine.applied_root = order.source.root
             pod.move = MoveReport(order.id, reached=Step.APPLY)
 
     def _run_ahead(self, pod: SimPod) -> None:
@@ -397,25 +408,46 @@ class Simulation:
         pod.ahead = known
 
     def _stage(self, pod: SimPod, order: WeightMove) -> MoveReport:
-        """What staging comes to. Bytes of one version are the same wherever they come from."""
+        """What staging comes to."""
         version, source = order.weights.version, order.source
-        root = f"root-{version}" + ("-odd" if pod.name in self.odd_pods else "")
-        done = MoveReport(order.id, reached=Step.PREPARE, root=root if self.stage_slots else "")
         if source.kind in (SourceKind.DIRECT, SourceKind.COLOCATED):
-            there = version in self.trainers or pod.rank > 0
-            return replace(done, root="") if there else MoveReport(order.id, error="the trainer does not answer")
-        if source.kind is SourceKind.KEPT and version in pod.stage:
-            return done
-        ips = {f"{other.ip}:30001" for other in self.pods.values() if version in other.stage and not other.unreachable}
-        from_peer = bool(ips & set(source.peers))
+            if version not in self.trainers and pod.rank == 0:
+                return MoveReport(order.id, error="the trainer does not answer")
+            root = root_of(version, self.takes.get(version, 0)) if pod.rank == 0 else ""
+            return MoveReport(order.id, reached=Step.PREPARE, root=root)
+        if source.root in pod.stage:
+            return MoveReport(order.id, reached=Step.PREPARE, root=source.root)
+        holding = [other for other in self.pods.values() if source.root in other.stage and not other.unreachable]
+        from_peer = bool({f"{other.ip}:30001" for other in holding} & set(source.peers))
         from_trainer = source.kind is SourceKind.STAGED and version in self.trainers
         if order.weights.path in self.bad_paths:
             return MoveReport(order.id, error="tensor x has another shape", refused=True)
         if not (from_peer or from_trainer or order.weights.path):
             return MoveReport(order.id, error="nobody sends it")
-        pod.stage = [*(held for held in pod.stage if held != version), version][-self.stage_slots :]
-        pod.stage = pod.stage if self.stage_slots else []
-        return done
+        root = root_of(version, self.takes.get(version, 0) if from_trainer else 0)
+        root = source.root if from_peer else f"{root}/odd" if pod.name in self.odd_pods else root
+        if not self.stage_slots:
+            return MoveReport(order.id, reached=Step.PREPARE)
+        pod.stage = [*(held for held in pod.stage if held != root), root][-self.stage_slots :]
+        return MoveReport(order.id, reached=Step.PREPARE, root=root)
+
+    def _gives_up_apply(self, pod: SimPod, engine: SimEngine, order: WeightMove) -> bool:
+        """Nothing is put in, or what is in cannot be known: what was prepared has gone since."""
+        assert pod.move is not None
+        if order.source.kind in (SourceKind.DIRECT, SourceKind.COLOCATED):
+            there = order.weights.version in self.trainers
+            same = pod.move.root == root_of(order.weights.version, self.takes.get(order.weights.version, 0))
+            self.break_next_apply = self.break_next_apply or not (there and same)
+            return False
+        if not pod.move.root:
+            assert order.weights.path, "what is applied is in the stage"
+            return False
+        if pod.move.root not in pod.stage:
+            pod.move = MoveReport(order.id)  # prepared again, while it stays paused
+            return True
+        fellows = [other for other in self.pods.values() if other.engine_index == pod.engine_index and other is not pod]
+        self.break_next_apply = self.break_next_apply or any(pod.move.root not in other.stage for other in fellows)
+        return False
 
     def _do(self, step: Step, pod: SimPod, engine: SimEngine, order: WeightMove) -> bool:
         """One step on the engine; False: not done."""
@@ -428,17 +460,15 @@ class Simulation:
                 return False
         if step is Step.APPLY:
             assert engine.paused, "weights are applied on paused engines only"
-            live = order.source.kind in (SourceKind.DIRECT, SourceKind.COLOCATED)
-            if live and order.weights.version not in self.trainers:
-                self.break_next_apply = True
-            if not live and not order.weights.path:
-                assert order.weights.version in pod.stage, "what is applied is in the stage"
+            if self._gives_up_apply(pod, engine, order):
+                return False
             if self.break_next_apply:
                 self.break_next_apply = False
                 engine.mixed = True
                 pod.move = replace(pod.move, error="apply failed", dirty=True)
                 return False
             engine.bytes_version = order.weights.version
+            engine.applied_root = pod.move.root
             engine.void = ""
         if step is Step.CONTINUE:
             engine.paused = self._asked_to_pause(pod) or engine.unfit
@@ -505,7 +535,7 @@ class Simulation:
             engine=report,
             move=pod.move,
             prepare=pod.ahead,
-            stage=StageReport([StagedWeights(version, f"root-{version}") for version in pod.stage]),
+            stage=StageReport([StagedWeights(label_of(root), root) for root in pod.stage]),
             operations=list(engine.operations.values()) if engine else [],
         )
 
@@ -559,6 +589,16 @@ class Simulation:
             pod.agent_start += 1
             pod.move = pod.move if pod.engine is not None and pod.engine.mixed else None
 
+    def lose_stage(self, uid: str) -> None:
+        """Its memory is gone; whoever reported that it was there has not noticed."""
+        if uid in self.pods:
+            self.pods[uid].stage = []
+
+    def replace_trainer(self) -> None:
+        """Others are there in place of those that were: they send other bytes by the same labels."""
+        for version in self.trainers:
+            self.takes[version] = self.takes.get(version, 0) + 1
+
     def cut_off(self, uid: str) -> None:
         """The operator and this pod no longer hear each other."""
         if uid in self.pods:
@@ -574,6 +614,17 @@ class Simulation:
 
     def serving(self) -> dict[str, str]:
         """Engine name -> version of the bytes that a request gets now through some router."""
+        return {
+            name: "mixed" if engine.mixed or engine.void else engine.bytes_version
+            for name, engine in self._reached().items()
+        }
+
+    def serving_roots(self) -> set[tuple[str, str]]:
+        """Labels that requests see now, each with what the bytes are."""
+        return {(engine.bytes_version, engine.root) for engine in self._reached().values()}
+
+    def _reached(self) -> dict[str, SimEngine]:
+        """By pod: engines that a request gets to now through some router."""
         result = {}
         processes = {f"http://{pod.ip}:30000": pod for pod in self.pods.values() if pod.rank == 0}
         for router in self.pods.values():
@@ -583,7 +634,7 @@ class Simulation:
                 if pod is None or engine is None or engine.state is not EngineState.SERVING or engine.paused:
                     continue
                 if engine.key == worker.api_key:
-                    result[pod.name] = "mixed" if engine.mixed or engine.void else engine.bytes_version
+                    result[pod.name] = engine
         return result
 
     # --- running ---
@@ -634,6 +685,15 @@ class Simulation:
 
     def condition(self, kind: str) -> Any:
         return next(c for c in self.rollout.status.conditions if c.type == kind)
+
+
+def root_of(version: str, take: int = 0) -> str:
+    """Digest of what is called `version`; of another trainer's by the same label, with its number."""
+    return f"root-{version}" + (f"/{take}" if take else "")
+
+
+def label_of(root: str) -> str:
+    return root.removeprefix("root-").partition("/")[0]
 
 
 def step_boot(manifest: Any) -> WeightVersion:

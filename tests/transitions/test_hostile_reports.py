@@ -25,7 +25,7 @@ from sglang_rollout.protocol.weights import Step
 
 from .simulation import Simulation
 
-ODD = ["", "default", "2", "x" * 5000, "\n", "s1", "catch-up:", "g1.1:2", "g2.1:2", "ahead.1:2", "g.:"]
+ODD = ["", "default", "2", "x" * 5000, "\n", "s1", "catch-up:", "g1.1:2", "g2.1:2", "ahead.g2.1:2", "g.:"]
 TEXT = st.one_of(st.text(max_size=20), st.sampled_from(ODD))
 NUMBER = st.one_of(st.integers(0, 5), st.integers(0, 5), st.sampled_from([-1, 2**62]))
 SECONDS = st.one_of(st.floats(0, 1e9), st.floats(0, 1e9), st.sampled_from([float("nan"), float("inf"), -1.0]))
@@ -43,7 +43,7 @@ ENGINES = st.builds(
 )
 MOVES = st.builds(
     MoveReport,
-    id=st.one_of(TEXT, st.sampled_from(["g2.1:2", "ahead.1:2"])),
+    id=st.one_of(TEXT, st.sampled_from(["g2.1:2", "ahead.g2.1:2"])),
     reached=st.sampled_from(Step),
     error=TEXT,
     refused=st.booleans(),
