@@ -98,9 +98,9 @@ async def _from_disk(local: LocalPod, paths: list[Path], turn: int) -> float:
     """The agent is told nothing of it: it only looks on."""
 
     async def call(method: str, route: str, **body: Any) -> str:
-        status, text = await local.engine_call(
-            method, route, body if method == "POST" else None, local.record.admin_key
-        )
+        posted = method == "POST"
+        key = local.record.admin_key if posted else local.record.data_key
+        status, text = await local.engine_call(method, route, body if posted else None, key)
         assert status == 200, text
         return text
 
