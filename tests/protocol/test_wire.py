@@ -25,7 +25,8 @@ MESSAGES = [
 @given(data=st.data())
 def test_round_trip(cls: type, data: st.DataObject) -> None:
     message = data.draw(st.from_type(cls))
-    assert wire.loads(cls, wire.dumps(message)) == message
+    body = wire.dumps(message)
+    assert wire.dumps(wire.loads(cls, body)) == body  # as text: a number that is none is not equal to itself
 
 
 def test_names_are_camel_case_and_steps_are_numbers() -> None:
@@ -38,6 +39,17 @@ def test_names_are_camel_case_and_steps_are_numbers() -> None:
         "kvCache": "Flush",
         "timeoutSeconds": 300.0,
         "abort": False,
+        "source": {
+            "kind": "Disk",
+            "senders": [],
+            "transport": "Auto",
+            "members": 0,
+            "epoch": 0,
+            "root": "",
+            "peers": [],
+            "allowNonfinite": False,
+        },
+        "verify": "Fast",
     }
 
 

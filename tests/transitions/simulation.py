@@ -140,6 +140,7 @@ class Simulation:
         self.trainers: set[str] = set()  # versions that a trainer is there to send
         self.takes: dict[str, int] = {}  # by version: which of its trainers is there; each has bytes of its own
         self.odd_pods: set[str] = set()  # names of pods that are given other bytes than the rest
+        self.broken_stages: set[str] = set()  # names of pods in which nothing can be staged
         self.stage_slots = 1  # versions that fit into a pod's stage; 0: there is none
         self.cache_is_busy: Callable[[], bool] = lambda: False
         self.events: list[str] = []
@@ -410,6 +411,8 @@ class Simulation:
     def _stage(self, pod: SimPod, order: WeightMove) -> MoveReport:
         """What staging comes to."""
         version, source = order.weights.version, order.source
+        if pod.name in self.broken_stages and not order.weights.path:
+            return MoveReport(order.id, error="nothing can be staged here", refused=True)
         if source.kind in (SourceKind.DIRECT, SourceKind.COLOCATED):
             if version not in self.trainers and pod.rank == 0:
                 return MoveReport(order.id, error="the trainer does not answer")
@@ -535,7 +538,10 @@ class Simulation:
             engine=report,
             move=pod.move,
             prepare=pod.ahead,
-            stage=StageReport([StagedWeights(label_of(root), root) for root in pod.stage]),
+            stage=StageReport(
+                [StagedWeights(label_of(root), root) for root in pod.stage],
+                "there is no room" if pod.name in self.broken_stages else "",
+            ),
             operations=list(engine.operations.values()) if engine else [],
         )
 

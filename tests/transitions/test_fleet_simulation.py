@@ -648,6 +648,45 @@ def test_fleets_without_a_stage_and_with_a_roomy_one_move_and_recover(slots: int
         assert fleet.serving() == {"f-e0-0": version, "f-e1-0": version}
 
 
+def test_a_pod_that_can_stage_nothing_does_not_keep_the_fleet_where_it_is() -> None:
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers = {"t1"}
+    fleet.broken_stages = {"f-e1-0"}
+    fleet.settle(1)
+    fleet.patch(weights=sent("t1"))
+    fleet.settle(15)
+    assert fleet.serving() == {"f-e0-0": "t1"}
+    assert fleet.weights.transaction is not None
+    assert fleet.weights.transaction.members == 1
+    fleet.broken_stages = {"f-e0-0", "f-e1-0"}
+    fleet.settle(1)
+    fleet.trainers = {"t2"}
+    fleet.patch(weights=sent("t2"))
+    fleet.settle(15)
+    assert fleet.serving() == {"f-e0-0": "t1"}
+    assert "nothing can be staged here" in fleet.condition("Ready").message
+
+
+def test_the_trainer_waits_for_no_engine_that_catches_up_first() -> None:
+    fleet = Simulation(replicas=3)
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    fleet.settle()
+    behind = next(pod for pod in fleet.pods.values() if pod.engine_index == 2)
+    assert behind.engine is not None
+    behind.engine.bytes_version = "default"
+    fleet.deliver(behind.uid)
+    fleet.trainers = {"t1"}
+    fleet.patch(weights=sent("t1"))
+    fleet.reconcile()
+    assert fleet.weights.transaction is not None
+    assert fleet.weights.transaction.members == 2
+    fleet.settle(20)
+    assert set(fleet.serving().values()) == {"t1"}
+    assert len(fleet.serving()) == 3
+
+
 def test_a_label_that_was_served_is_not_taken_from_a_trainer_again() -> None:
     fleet = Simulation()
     fleet.settle()

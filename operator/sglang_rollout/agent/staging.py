@@ -75,7 +75,7 @@ class Staging:
 
         try:
             prepared = await self._bring(move, running, stage, slot, key, progressed)
-        except (CheckpointUnusable, BytesRefused, ManifestRefused, StageUnusable) as refusal:
+        except (CheckpointUnusable, BytesRefused, ManifestRefused) as refusal:
             raise CheckpointRefused(str(refusal)) from refusal
         await self._faults.at("stage:end")
         try:

@@ -134,7 +134,8 @@ class Commit:
         }
         moved = [engine for engine in self.members if self._has_moved(engine)]
         stranded = frozenset(engine.index for engine in unmoved if onward[engine.index] is None)
-        if not behind:
+        if all(_refuses(engine) for engine in behind):
+            # What it is asked to take cannot help it: later versions must not wait for it.
             return replace(self._done(len(moved)), stranded=stranded)
         return WeightsPlan(
             status=self._status("Verifying" if not rolling else "Committing", committed=len(moved), message=""),
@@ -202,3 +203,8 @@ class Commit:
     def _status(self, phase: str, **changes: object) -> WeightsStatus:
         transaction = self.transaction.model_copy(update=changes)
         return self.weights.model_copy(update={"phase": phase, "transaction": transaction})
+
+
+def _refuses(engine: EngineView) -> bool:
+    """The engine takes no weights as it is, however often it is asked."""
+    return bool(engine.leader and engine.leader.move and engine.leader.move.refused)

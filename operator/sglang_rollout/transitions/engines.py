@@ -120,6 +120,11 @@ class EngineView:
         held = [{kept.root for kept in report.stage.held} for report in self.reports.values()]
         return frozenset(set.union(*held)) if held else frozenset()
 
+    @once
+    def stage_problem(self) -> str:
+        """Why weights cannot be staged on one of its pods; empty when they can."""
+        return next((report.stage.problem for report in self.reports.values() if report.stage.problem), "")
+
     def keeps(self, root: str) -> list[str]:
         """host:port of its agents that hold these weights."""
         return [

@@ -86,7 +86,7 @@ class Preparation:
 
     def _judge(self, transaction: WeightTransaction) -> WeightsPlan:
         """What the reports of the preparing engines add up to."""
-        candidates = [engine for engine in self.members if engine.healthy]
+        candidates = self._able([engine for engine in self.members if engine.healthy], transaction)
         refusals = [engine.move_error(transaction.id) for engine in candidates if engine.move_refused(transaction.id)]
         if refusals:
             return self._fail(transaction, refusals[0])
@@ -113,16 +113,24 @@ class Preparation:
         phase = "Failed" if _attempt(transaction) > 1 else "Staging"
         return replace(self._preparing(transaction, phase), wake=left)
 
+    @staticmethod
+    def _able(engines: list[EngineView], transaction: WeightTransaction) -> list[EngineView]:
+        """Without those that have no use of their stage, if others have and the weights come no other way: one broken
+        pod must not keep the fleet where it is."""
+        if transaction.path or transaction.source.kind not in ("Staged", "Kept"):
+            return engines
+        return [engine for engine in engines if not engine.stage_problem] or engines
+
     def _preparing(self, transaction: WeightTransaction, phase: str) -> WeightsPlan:
-        healthy = [engine for engine in self.members if engine.healthy]
-        if not transaction.members:
-            members = agents_of(healthy, transaction.source.kind)
-            transaction = transaction.model_copy(update={"members": members})
         settled = settle(self.members, self.keepers, self.spec, self.weights, phase, self.now, busy=transaction)
+        # One that catches up first comes too late for the trainer, and has it from the others.
+        preparing = [engine for engine in self.members if engine.healthy and engine.index not in settled.moves]
+        if not transaction.members:
+            members = agents_of(self._able(preparing, transaction), transaction.source.kind)
+            transaction = transaction.model_copy(update={"members": members})
+            settled = replace(settled, status=settled.status.model_copy(update={"transaction": transaction}))
         orders = MoveOrders(self.spec, transaction, self.keepers)
-        moves = {
-            engine.index: orders.order(engine, Step.PREPARE) for engine in healthy if engine.index not in settled.moves
-        }
+        moves = {engine.index: orders.order(engine, Step.PREPARE) for engine in preparing}
         # An engine that no other way leads to the committed version may go to the next one with the others.
         return replace(settled, moves={**settled.moves, **moves})
 
