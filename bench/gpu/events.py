@@ -12,7 +12,7 @@ from typing import Any
 from sglang_rollout.transfer.hook_call import Action
 
 from .engine import Engine
-from .streams import BEFORE, DecodeStreams
+from .streams import BEFORE, LEAD, DecodeStreams
 
 RETRACT, IN_PLACE = "retract", "in_place"
 NO_EVENT = "no event"
@@ -96,7 +96,7 @@ class Events:
         now = time.monotonic()
         self.engine.post("/abort_request", {"rid": "", "abort_all": True})
         self._streams.wait_begun(now)
-        time.sleep(BEFORE + 0.3)
+        time.sleep(BEFORE + LEAD + 0.1)
 
     def _keep(self, row: Row) -> None:
         self.rows.append(row)

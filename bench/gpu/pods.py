@@ -3,13 +3,17 @@ shape that they have in a pod."""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from e2e.agent.local_pod import SOURCES, START_SECONDS, LocalPod
 from sglang_rollout.agent.fault_points import ENV_FAULTS
+from sglang_rollout.agent.holder import HOLDER_FILE
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.transfer.stage_index import ENV_FOLDER
@@ -65,9 +69,20 @@ class GpuPod(LocalPod):
             pod.ENV_STAGE_GPUS: ",".join(str(ordinal) for ordinal in range(self.tp)),
             ENV_FOLDER: str(self.stage_folder),
             ENV_FAULTS: self.faults,
+            # Which refuses to start an engine over two GPUs when a trainer is on one of them.
+            "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false",
             pod.ENV_TORCH_PYTHON: sys.executable,
             "PYTHONPATH": os.pathsep.join([str(SOURCES), *(path for path in KIT if Path(path) != SOURCES)]),
         }
+
+    async def stop(self) -> None:
+        """The holder of a stage outlives its agent until the container ends, which is now."""
+        holder = self.stage_folder / HOLDER_FILE
+        pid = int(json.loads(holder.read_text())["pid"]) if holder.exists() else 0
+        await super().stop()
+        if pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def start_launcher(self) -> None:
         launcher = SOURCES / "sglang_rollout" / "engine" / "launcher.py"

@@ -18,6 +18,7 @@ import aiohttp
 BEFORE = 0.8  # seconds before an event, by whose rate it is judged
 RESUMED = 0.6  # seconds after it, in which running requests are taken up again
 AFTER = 1.4  # of which the rest, behind RESUMED, is judged by as well
+LEAD = 0.2  # and before that, in which the first step lies that is counted from
 TOKENS = 1200  # of a request: none ends while an event is looked at, and all find room in a small KV cache
 _COUNT = re.compile(rb'"completion_tokens":\s*(\d+)')
 
@@ -33,15 +34,14 @@ class Window:
 
 
 def window(stamps: list[float], begin: float, end: float) -> Window:
-    """Of an event, from the moments of all tokens between `begin` - BEFORE and `end` + AFTER. Counts from token to
-    token: the tokens of one step come together, so that edges between steps would be off by one. Raises ValueError
-    when there are too few."""
-    last = bisect.bisect_right(stamps, begin) - 1
-    first = bisect.bisect_left(stamps, end + RESUMED)
-    if last < 1 or first > len(stamps) - 2:
+    """Of an event, from the moments of all tokens from a little before `begin` - BEFORE to `end` + AFTER. Counts from
+    the last token of a step to that of another, since the tokens of one step come together. Raises ValueError when
+    there are too few."""
+    edges = [bisect.bisect_right(stamps, at) - 1 for at in (begin - BEFORE, begin, end + RESUMED, end + AFTER)]
+    start, last, first, over = edges
+    if not 0 <= start < last <= first < over:
         raise ValueError("the streams did not decode around the event")
-    rates = (_rate(stamps, 0, last), _rate(stamps, first, len(stamps) - 1))
-    rate = sum(rates) / 2
+    rate = (_rate(stamps, start, last) + _rate(stamps, first, over)) / 2
     gap = max(later - earlier for earlier, later in itertools.pairwise(stamps[last : first + 1]))
     return Window(gap, stamps[first] - stamps[last] - (first - last) / rate, rate)
 
@@ -97,7 +97,7 @@ class DecodeStreams:
     def around(self, begin: float, end: float) -> Window:
         """Of an event, once AFTER seconds have gone since. Raises ValueError."""
         time.sleep(max(0.0, end + AFTER - time.monotonic()))
-        return window(self.stamps(begin - BEFORE, end + AFTER), begin, end)
+        return window(self.stamps(begin - BEFORE - LEAD, end + AFTER), begin, end)
 
     def _ask(self, question: tuple[Any, ...]) -> Any:
         self._ours.send(question)

@@ -60,11 +60,11 @@ async def run(given: argparse.Namespace) -> int:
         await step("first transfers", lambda: transfers(bench, ["Auto", *named], [usual], 1))
         await step("Auto, usual bucket", lambda: transfers(bench, ["Auto"], [usual], given.repeats))
         await step("commits", lambda: commits(bench, usual, given.repeats))
+        if not given.no_second:
+            await step("peer catch-up", lambda: peer_catch_up(bench))
         for transport in named:
             await step(transport, partial(transfers, bench, [transport], sizes, 2))
         await step("direct", lambda: direct(bench, [sizes[-3] if len(sizes) > 2 else usual, sizes[-1]], 2))
-        if not given.no_second:
-            await step("peer catch-up", lambda: peer_catch_up(bench))
         for transport in named:
             await step(f"receiver killed, {transport}", partial(receiver_killed, bench, transport, usual))
         await step("agent killed", lambda: agent_killed(bench, "Auto", usual))

@@ -29,7 +29,7 @@ from sglang_rollout.protocol.weights import (
 
 from .models import total_bytes
 from .pods import GpuPod
-from .streams import BEFORE, DecodeStreams
+from .streams import BEFORE, LEAD, DecodeStreams
 
 ROOT = Path(__file__).parents[2]
 PEER_KEY = "bench"
@@ -241,7 +241,7 @@ class Bench:
         now = time.monotonic()
         await self.engine_post("/abort_request", {"rid": "", "abort_all": True})
         await asyncio.to_thread(self.streams.wait_begun, now)
-        await asyncio.sleep(BEFORE + 0.3)
+        await asyncio.sleep(BEFORE + LEAD + 0.1)
 
     def label(self) -> str:
         self._serial += 1
