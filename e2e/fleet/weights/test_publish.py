@@ -10,10 +10,12 @@ from e2e.deployment.connection import Connection
 from e2e.deployment.errors import DeploymentError
 from e2e.deployment.fleet import Fleet
 from e2e.deployment.plugin import Plugin
+from e2e.deployment.traffic import Traffic
 from e2e.fleet.journal import FIRST, Journal
 from e2e.fleet.weights.checksums import checksum
 from e2e.fleet.weights.conftest import Load
 from e2e.fleet.weights.trainer import Trainer
+from sglang_rollout.api import SGLangRollout
 from sglang_rollout.api.status import WeightsStatus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
@@ -25,8 +27,14 @@ async def weights_of(fleet: Fleet) -> WeightsStatus:
     return found
 
 
-def none_failed(seen: object) -> None:
-    assert answers.failures(seen.answers) == []  # type: ignore[attr-defined]
+def _held_ahead(rollout: SGLangRollout) -> tuple[str, int]:
+    """The version that is staged ahead, and by how many engines."""
+    prepared = rollout.status.weights.prepared if rollout.status.weights else None
+    return (prepared.version, prepared.engines) if prepared else ("", 0)
+
+
+def none_failed(seen: Traffic) -> None:
+    assert answers.failures(seen.answers) == []
 
 
 async def test_published_weights_serve_on_all_engines_as_one(
@@ -78,9 +86,7 @@ async def test_weights_that_were_prepared_are_committed_by_a_pause_alone(
         model = journal.models[label]
         prepared = await trainer.publish(label, model, call="prepare")
         assert prepared.state == "done", prepared
-        ahead = (await weights_of(fleet)).prepared
-        assert ahead is not None
-        assert (ahead.version, ahead.engines) == (label, 2)
+        await fleet.until("both engines to hold it", lambda one: _held_ahead(one) == (label, 2), timeout=20)
         await seen.more(4, version=before)
         committed = await trainer.publish(label, "", call="commit")
         assert committed.state == "done", committed
