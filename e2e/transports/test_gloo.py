@@ -66,18 +66,16 @@ class Trainer:
             if word in said and value in (None, said[word]):
                 return said
 
-    def order(self, **order: Any) -> None:
+    async def order(self, **order: Any) -> None:
+        """Returns when agents may come."""
         assert self._process.stdin is not None
         words = {"version": "v2", "tensors": MODEL, "bucket_bytes": 1 << 20, "join": 30, "timeout": 60, **order}
         self._process.stdin.write(json.dumps(words).encode() + b"\n")
+        await self.hear("expects", words["version"])
 
     async def done(self) -> dict[str, Any]:
         answer: dict[str, Any] = (await self.hear("done"))["done"]
         return answer
-
-    async def publish(self, **order: Any) -> dict[str, Any]:
-        self.order(**order)
-        return await self.done()
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -122,8 +120,9 @@ class Scene:
 
     async def publish(self, order: dict[str, Any] | None = None, **intake: Any) -> list[Any]:
         """What the trainer reports, then each agent."""
+        await self.trainer.order(**(order or {}))
         results = await asyncio.gather(
-            self.trainer.publish(**(order or {})),
+            self.trainer.done(),
             *(agent.receive(self.trainer, **intake) for agent in self.agents),
             return_exceptions=True,
         )
@@ -198,7 +197,7 @@ async def test_wrong_weights_are_refused(scene: Scene, change: dict[str, Any], s
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_one_agent_is_lost_in_the_middle(scene: Scene, number: signal.Signals) -> None:
-    scene.trainer.order(stall_at=4, stall_seconds=0.5)
+    await scene.trainer.order(stall_at=4, stall_seconds=0.5)
     receiving = [asyncio.create_task(agent.receive(scene.trainer)) for agent in scene.agents]
     await scene.trainer.hear("sent", 2)
     pid = scene.agents[1].pid
@@ -221,7 +220,7 @@ async def test_one_agent_is_lost_in_the_middle(scene: Scene, number: signal.Sign
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 async def test_the_trainer_is_lost_in_the_middle(scene: Scene, number: signal.Signals) -> None:
-    scene.trainer.order(stall_at=4, stall_seconds=2)
+    await scene.trainer.order(stall_at=4, stall_seconds=2)
     receiving = [asyncio.create_task(agent.receive(scene.trainer)) for agent in scene.agents]
     await scene.trainer.hear("sent", 2)
     begin = time.monotonic()
@@ -248,7 +247,7 @@ async def test_a_trainer_that_takes_too_long(scene: Scene) -> None:
 
 
 async def test_a_receive_that_is_given_up(scene: Scene) -> None:
-    scene.trainer.order(stall_at=4, stall_seconds=1)
+    await scene.trainer.order(stall_at=4, stall_seconds=1)
     receiving = [asyncio.create_task(agent.receive(scene.trainer)) for agent in scene.agents]
     await scene.trainer.hear("sent", 2)
     begin = time.monotonic()

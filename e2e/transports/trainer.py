@@ -39,7 +39,10 @@ async def work(reception: Reception, keeper: GroupKeeper, order: dict[str, Any])
     begin = time.monotonic()
     try:
         sending = Sending(order["version"], order.get("timeout", 30), order.get("join", 10))
-        report = await send(reception, keeper, sending, outgoing())
+        job = asyncio.create_task(send(reception, keeper, sending, outgoing()))
+        await asyncio.sleep(0)
+        say({"expects": order["version"]})  # an agent that came sooner would be turned away
+        report = await job
         return {
             "root": report.root,
             "size": report.size,
