@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import pytest_asyncio
 
+from e2e.cluster import Cluster
 from e2e.deployment import answers, examples
 from e2e.deployment.connection import Connection
 from e2e.deployment.fleet import Fleet
+from e2e.deployment.plugin import Plugin
 from e2e.deployment.router_client import Request, RouterClient
+from e2e.deployment.streams import streams
 from e2e.deployment.traffic import traffic
 from e2e.fleet.conftest import PROMPT
 from sglang_rollout.api import SGLangRollout
@@ -56,6 +61,25 @@ async def test_weights_move_on_both_ranks(
     assert answers.side_by_side(seen.answers, ["1", "2"]) == []
     fingerprints = {"1": logprobs["qwen3-v1"], "2": logprobs["qwen3-v2"]}
     assert answers.mislabelled(seen.answers, fingerprints) == []
+
+
+async def test_a_pause_and_a_checksum_are_of_the_whole_engine(fleet: Fleet, cluster: Cluster) -> None:
+    plugin = Plugin(cluster, fleet.namespace)
+    async with streams(fleet.connection, fleet.namespace, fleet.name, 1, Request(tokens=1000)) as flying:
+        await flying.until("tokens", lambda all_: len(all_[0].tokens) > 2)
+        await fleet.patch(execution={"state": "Paused"})
+        assert (await plugin("pause", fleet.name)).code == 0
+        await asyncio.sleep(1)  # for tokens that were made before the pause
+        stood = flying.counts
+        await asyncio.sleep(2)
+        assert flying.counts == stood
+        assert (await plugin("continue", fleet.name)).code == 0
+        await flying.until_ended()
+    assert [(one.error, one.finish, one.retractions) for one in flying.all] == [("", "length", 1)]
+    said = await plugin("check", fleet.name, "checksum", "-o", "json")
+    assert said.code == 0, said
+    (engine,) = said.json["fleet"]["status"]["lastWeightCheck"]["engines"]
+    assert engine["checksum"]
 
 
 @pytest.mark.parametrize("lost", [1, 0])
