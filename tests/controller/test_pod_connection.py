@@ -20,9 +20,13 @@ class Pod:
         self.answers = answers
         self.requests: list[bytes] = []
         self.connections = 0
+        self.serving: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self.serving.add(task)
         try:
             while self.answers:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -32,7 +36,7 @@ class Pod:
                 if not answer:
                     break
                 writer.write(answer)
-        except asyncio.IncompleteReadError:
+        except (asyncio.IncompleteReadError, ConnectionError):
             pass
         writer.close()
 
@@ -45,6 +49,8 @@ async def connected(*answers: bytes, body_bytes: int = 1 << 20) -> AsyncIterator
     yield pod, connection
     connection.close()
     server.close()
+    if pod.serving:
+        await asyncio.wait(pod.serving, timeout=5)  # else the loop ends before they have closed their side
 
 
 def call(connection: PodConnection, body: bytes = b"", seconds: float = 5.0) -> asyncio.Task[Answer]:
