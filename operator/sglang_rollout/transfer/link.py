@@ -84,15 +84,16 @@ class Link:
         """What was sent still arrives."""
         for task in self._tasks:
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, Exception):
+        try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
-            self._writer.write_eof()
-            async with asyncio.timeout(LINGER_SECONDS):
-                while await self._reader.read(PIECE):
-                    pass
-        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+            with contextlib.suppress(OSError, RuntimeError, TimeoutError):
+                self._writer.write_eof()
+                async with asyncio.timeout(LINGER_SECONDS):
+                    while await self._reader.read(PIECE):
+                        pass
+        finally:  # also when whoever closes it is cancelled meanwhile
             self._writer.close()
+        with contextlib.suppress(OSError, RuntimeError, TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 await self._writer.wait_closed()
 
