@@ -25,14 +25,13 @@ from .move_report import reached
 from .move_steps import MoveSteps, Untouched
 from .one_shot_steps import OneShotSteps
 from .plan import MAX_APPLIES
-from .preparations import Preparations
+from .preparations import RETRY_SECONDS, Preparations
 from .settings import AgentSettings
 from .sglang import CacheBusy, EngineError
 from .situation import EngineFacts, Progress, Situation, Way, in_force, may_abort
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 0.5
 BUSY_SECONDS = (0.25, 5.0)  # first and longest time that the old weights serve before a flush is tried again
 # Of releases that count queued requests as users of the cache.
 FLUSH_HINT = "; this SGLang cannot flush while requests are queued: set weights.pauseMode Abort or weights.kvCache Keep"

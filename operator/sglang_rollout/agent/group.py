@@ -74,12 +74,12 @@ class StartGate:
             raise NotYet(f"version {boot.version!r} cannot be read from {boot.path}: {reason}") from error
         # Before the engine takes memory of its own. What does not fit is reported, and keeps nothing from starting.
         await asyncio.wait_for(asyncio.to_thread(self._room.reserve, checkpoint), RESERVE_SECONDS)
-        rendezvous = _address(joined.group.rank0_pod_ip, self._settings.rendezvous_port) if joined else ""
+        rendezvous = pod.address_of(joined.group.rank0_pod_ip, self._settings.rendezvous_port) if joined else ""
         return Start(LaunchOrder(boot.path, boot.version, rendezvous, self._launch()), joined)
 
     async def rank0(self, group: GroupAssignment) -> AgentIdentity:
         """What the agent at rank 0's address says it is. Raises NotYet."""
-        url = f"http://{_address(group.rank0_pod_ip, self._settings.agent_port)}{pod.PATH_IDENTITY}"
+        url = f"http://{pod.address_of(group.rank0_pod_ip, self._settings.agent_port)}{pod.PATH_IDENTITY}"
         try:
             deadline = aiohttp.ClientTimeout(total=IDENTITY_SECONDS)
             async with self._session.get(url, timeout=deadline) as response:
@@ -134,7 +134,3 @@ def _check_release() -> None:
         return
     except UnsupportedRelease as refusal:
         raise NotYet(str(refusal)) from refusal
-
-
-def _address(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

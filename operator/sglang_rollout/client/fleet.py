@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from ..cli.cluster import Cluster
 from ..cli.connection import connect
 from ..cli.exits import Failure
+from ..protocol.pod import address_of
 from ..transfer.link import host_port
 from ..transfer.session import SessionError
 from .errors import FleetUnreachable, PublishRefused
@@ -67,8 +68,7 @@ class RolloutFleet:
     @property
     def sender_address(self) -> str:
         """host:port of this rank's sender. Where several ranks send, gather them and give all ranks the list."""
-        host = f"[{self._address}]" if ":" in self._address else self._address
-        return f"{host}:{self._opened().reception.port}"
+        return address_of(self._address, self._opened().reception.port)
 
     def publish(
         self,

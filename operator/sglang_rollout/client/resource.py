@@ -104,14 +104,16 @@ class Watch:
 
 def distributed(senders: Sequence[str], transfer: str, transport: str) -> dict[str, Any]:
     """spec.weights.source for these senders, host:port each; the members of other types go."""
-    listed = [{"address": host, "port": port} for host, port in map(host_port, senders)]
     source: dict[str, Any] = {"type": "Distributed", "disk": None, "colocated": None}
-    return {**source, "distributed": {"transfer": transfer, "transport": transport, "senders": listed}}
+    return {**source, "distributed": {"transfer": transfer, "transport": transport, "senders": _listed(senders)}}
 
 
 def colocated(senders: Sequence[str]) -> dict[str, Any]:
-    listed = [{"address": host, "port": port} for host, port in map(host_port, senders)]
-    return {"type": "Colocated", "disk": None, "distributed": None, "colocated": {"senders": listed}}
+    return {"type": "Colocated", "disk": None, "distributed": None, "colocated": {"senders": _listed(senders)}}
+
+
+def _listed(senders: Sequence[str]) -> list[dict[str, Any]]:
+    return [{"address": host, "port": port} for host, port in map(host_port, senders)]
 
 
 def as_it_was(weights: Object | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ..api import names
 from ..protocol.desired import AgentDesired
 from ..protocol.report import AgentReport
 from ..protocol.routing import RouterDesired, RouterReport
-from ..transitions.planned import DeleteOrder, Plan
+from ..transitions.planned import DeleteOrder, Plan, soonest
 from .applies import Applier, ChildKey, ForeignObject, child_key
 from .events import EventRecorder
 from .external_router import ExternalRouters
@@ -56,10 +56,6 @@ class Outcome:
     """again: seconds until the resource must be looked at again; None: only when something changes."""
 
     again: float | None
-
-
-def soonest(*waits: float | None) -> float | None:
-    return min((wait for wait in waits if wait is not None), default=None)
 
 
 @dataclass

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from ..protocol.pod import address_of
+
 CONNECT_SECONDS = 3.0
 HEAD_BYTES = 16 << 10  # an answer's status line and headers
 _HEAD_END = b"\r\n\r\n"
@@ -30,7 +32,7 @@ class PodConnection:
     def __init__(self, ip: str, port: int, body_bytes: int) -> None:
         self._ip = ip
         self._port = port
-        self._host = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+        self._host = address_of(ip, port)
         self._body_bytes = body_bytes
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 

@@ -76,3 +76,8 @@ QUERY_POD = "pod"
 
 # Errors answer with a JSON body {"error": "<sentence>"}.
 # 401: no or bad token. 403: a caller that is not allowed. 409: a lease term lower than one seen.
+
+
+def address_of(host: str, port: int) -> str:
+    """host:port, with an IPv6 host in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

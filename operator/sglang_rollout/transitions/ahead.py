@@ -13,9 +13,10 @@ from ..api.weights import PreparedWeights
 from ..protocol.report import MoveReport
 from ..protocol.weights import Step, WeightMove
 from .engines import EngineView
+from .planned import soonest
 from .preparation import different_bytes
 from .sources import Keepers, agents_of, transfer_of
-from .weight_steps import RETRY_SECONDS, MoveOrders, WeightsPlan, soonest
+from .weight_steps import RETRY_SECONDS, MoveOrders, WeightsPlan
 
 
 def staged_ahead(

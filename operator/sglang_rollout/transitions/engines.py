@@ -8,7 +8,7 @@ from datetime import datetime
 
 from ..api import EngineStatus, names
 from ..protocol.memory import LaunchOptions, MemoryTag
-from ..protocol.pod import AGENT_PORT
+from ..protocol.pod import AGENT_PORT, address_of
 from ..protocol.report import TURNED_INTO_RETRACT, AgentReport, EngineState, MoveReport
 from ..protocol.weights import Step
 from . import members
@@ -128,7 +128,7 @@ class EngineView:
     def keeps(self, root: str) -> list[str]:
         """host:port of its agents that hold these weights."""
         return [
-            host_port(self.pods[rank].ip, AGENT_PORT)
+            address_of(self.pods[rank].ip, AGENT_PORT)
             for rank, report in sorted(self.reports.items())
             if any(kept.root == root for kept in report.stage.held)
         ]
@@ -142,7 +142,7 @@ class EngineView:
 
     def fellows(self) -> list[str]:
         """host:port of the agents of its other pods than rank 0's."""
-        return [host_port(pod.ip, AGENT_PORT) for rank, pod in sorted(self.pods.items()) if rank > 0 and pod.ip]
+        return [address_of(pod.ip, AGENT_PORT) for rank, pod in sorted(self.pods.items()) if rank > 0 and pod.ip]
 
     def moves(self, move_id: str) -> tuple[MoveReport | None, ...]:
         """What each rank reports of this move, None where it has not heard of it."""
@@ -185,10 +185,6 @@ class EngineView:
 
     def move_refused(self, move_id: str) -> bool:
         return any(move is not None and move.refused for move in self.moves(move_id))
-
-
-def host_port(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def view_engines(observed: Observed, now: datetime) -> tuple[EngineView, ...]:

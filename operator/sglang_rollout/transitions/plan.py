@@ -24,7 +24,7 @@ from .groups import GroupState
 from .memory import MemoryPlan
 from .observed import Observed, PodView
 from .operations import OperationsPlan
-from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan
+from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan, soonest
 from .revisions import Revision
 from .summary import router_url, summarize
 from .versions import is_allowed
@@ -79,6 +79,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
     # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
     hearing = any(engine.unheard and engine.record.routable for engine in engines)
     external = spec.router.external is not None
+    lost_in = members.seconds_to_loss(observed.pods, now)
+    wake = soonest(moved.wake, ordered.wake, lost_in, *(state.wake for state in states.values()))
     return Plan(
         status=summarize(rollout, facts, now),
         applies=manifests,
@@ -88,14 +90,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         external_router=desired if external and not hearing else None,
         decision=moved.decision,
         events=(*moved.events, *ordered.events, *_events(observed, engines, states, residency, facts.lost, removed)),
-        requeue_after=_soonest(
-            [
-                moved.wake,
-                ordered.wake,
-                members.seconds_to_loss(observed.pods, now),
-                *(state.wake for state in states.values()),
-            ]
-        ),
+        requeue_after=None if wake is None else max(wake, 0.0),
     )
 
 
@@ -351,8 +346,3 @@ def _events(
         if before is not None and before.incarnation and state.incarnation > before.incarnation:
             notes.append(EventNote("Normal", "EngineRestarted", f"engine {name} is incarnation {state.incarnation}"))
     return tuple(notes)
-
-
-def _soonest(waits: list[float | None]) -> float | None:
-    known = [wait for wait in waits if wait is not None]
-    return max(min(known), 0.0) if known else None

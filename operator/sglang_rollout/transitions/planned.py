@@ -54,3 +54,8 @@ class Plan:
     decision: bool = False
     events: tuple[EventNote, ...] = ()
     requeue_after: float | None = None
+
+
+def soonest(*waits: float | None) -> float | None:
+    """The shortest of some waits in seconds; None: none of them ends by itself."""
+    return min((wait for wait in waits if wait is not None), default=None)

@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable
 
 from ..api.status import CommittedVersion, TransferStatus, WeightTransaction
 from ..api.weights import Sender, WeightSource
+from ..protocol.pod import address_of
 from ..protocol.weights import Source, SourceKind
-from .engines import EngineView, host_port
+from .engines import EngineView
 
 PEERS_MAX = 8  # that an order names: one will do, and the others are for when it dies
 # A trainer gives these to the engine itself, through rank 0's agent alone.
@@ -48,7 +49,7 @@ def transfer_of(source: WeightSource | None) -> TransferStatus:
 
 
 def _addresses(senders: Iterable[Sender]) -> tuple[str, ...]:
-    return tuple(host_port(sender.address, sender.port) for sender in senders)
+    return tuple(address_of(sender.address, sender.port) for sender in senders)
 
 
 def senders_for(transaction: WeightTransaction, engine: EngineView) -> tuple[str, ...]:

@@ -198,7 +198,3 @@ class MoveOrders:
             source=transaction_source(transaction, senders, peers, wanted.allow_non_finite),
             verify=Verify(wanted.verify),
         )
-
-
-def soonest(*waits: float | None) -> float | None:
-    return min((wait for wait in waits if wait is not None), default=None)
