@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -233,6 +234,16 @@ class LocalPod:
         async with self.session.request(method, self.url + path, json=body, headers=headers) as response:
             return response.status, await response.text()
 
+    async def admin_call(self, path: str, body: object) -> str:
+        """The engine's answer to a call that only its agent may make; it must be a good one."""
+        status, text = await self.engine_call("POST", path, body, self.record.admin_key)
+        assert status == 200, text
+        return text
+
+    async def checksum(self) -> str:
+        """SGLang's own, of all weights that the engine holds."""
+        return str(json.loads(await self.admin_call("/weights_checker", {"action": "checksum"}))["per_engine_checksum"])
+
     async def generate(self, tokens: int, text: str = "What is 2 + 3?") -> dict[str, Any]:
         body = {
             "text": text,
@@ -260,3 +271,16 @@ class LocalPod:
 def _end_with_parent() -> None:
     """Linux: SIGTERM when the process that started this one ends, however it ends (PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
+
+
+@asynccontextmanager
+async def serving_pod(folder: Path, boot: WeightVersion, **options: Any) -> AsyncIterator[LocalPod]:
+    """A pod whose engine serves `boot`; its processes end with the context."""
+    made = LocalPod(folder, boot, **options)
+    made.start_agent()
+    made.start_launcher()
+    try:
+        await made.serving()
+        yield made
+    finally:
+        await made.stop()

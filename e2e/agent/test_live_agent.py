@@ -3,7 +3,6 @@ told, and that no engine is ever continued with weights that are no version's.""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -42,13 +41,6 @@ class Rig:
         assert report.move is not None
         return report.move
 
-    async def checksum(self) -> str:
-        status, text = await self.pod.engine_call(
-            "POST", "/weights_checker", {"action": "checksum"}, self.pod.record.admin_key
-        )
-        assert status == 200, text
-        return str(json.loads(text)["per_engine_checksum"])
-
     async def restarted(self, start_id: str) -> AgentReport:
         """The operator has the engine started again, at the version that it boots."""
         await self.pod.put(self.pod.desired(restart_engine=start_id))
@@ -76,11 +68,11 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     made = Rig(pod)
     try:
         await pod.serving()
-        made.checksums["qwen3-v1"] = await made.checksum()
+        made.checksums["qwen3-v1"] = await made.pod.checksum()
         for label in ("qwen3-v2", "qwen3-v1"):  # as an engine has them that reads them from the disk
             move = WeightMove(f"disk-{label}", WeightVersion(label, str(models.path(label))), Step.CONTINUE)
             assert (await made.until(move, Step.CONTINUE)).error == ""
-            made.checksums[label] = await made.checksum()
+            made.checksums[label] = await made.pod.checksum()
         yield made
     finally:
         made.end()
@@ -107,7 +99,7 @@ async def test_a_move_comes_from_the_trainer(rig: Rig, mode: str) -> None:
         report = await rig.pod.report()
         assert report.engine.weight_version == name
         assert report.engine.weights_root == prepared.root
-        assert await rig.checksum() == rig.checksums[name]
+        assert await rig.pod.checksum() == rig.checksums[name]
         answer = await rig.pod.generate(4)
         assert answer["meta_info"]["weight_version"] == name
         assert await trainer.done() == {"wrong": "", "local-0": ""}
@@ -128,7 +120,7 @@ async def test_wrong_tensors_never_reach_the_engine(rig: Rig, mode: str) -> None
 
 
 async def test_a_trainer_that_ends_before_the_apply_leaves_the_old_weights(rig: Rig) -> None:
-    before, checksum = (await rig.pod.report()).engine.weight_version, await rig.checksum()
+    before, checksum = (await rig.pod.report()).engine.weight_version, await rig.pod.checksum()
     trainer = await rig.trainer("direct", "qwen3-v2")
     move = trainer.move("qwen3-v2", 10.0)
     assert (await rig.until(move, Step.PREPARE)).error == ""
@@ -142,7 +134,7 @@ async def test_a_trainer_that_ends_before_the_apply_leaves_the_old_weights(rig: 
     await rig.pod.put(rig.pod.desired())
     report = await rig.pod.until(lambda r: not r.engine.paused)
     assert report.engine.weight_version == before
-    assert await rig.checksum() == checksum
+    assert await rig.pod.checksum() == checksum
     await rig.pod.generate(2)
 
 
@@ -160,7 +152,7 @@ async def test_a_trainer_that_is_lost_within_the_apply_leaves_no_engine_serving(
     rig.end()
     again = await rig.restarted(before.start_id)
     assert again.engine.weight_version == V1.version
-    assert await rig.checksum() == rig.checksums["qwen3-v1"]
+    assert await rig.pod.checksum() == rig.checksums["qwen3-v1"]
     await rig.pod.generate(2)
 
 

@@ -3,7 +3,6 @@ stages served by the test."""
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -21,7 +20,7 @@ from sglang_rollout.transfer.digests import BLAKE2B
 from sglang_rollout.transfer.disk_reader import Reading, stage_checkpoint
 from sglang_rollout.transfer.stage import reserve_host
 
-from .local_pod import LocalPod
+from .local_pod import LocalPod, serving_pod
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -67,14 +66,8 @@ class Peer:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pod(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalPod]:
-    made = LocalPod(tmp_path_factory.mktemp("pod"), V1, staged_versions=1)
-    made.start_agent()
-    made.start_launcher()
-    try:
-        await made.serving()
+    async with serving_pod(tmp_path_factory.mktemp("pod"), V1, staged_versions=1) as made:
         yield made
-    finally:
-        await made.stop()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -109,16 +102,10 @@ async def ordered(pod: LocalPod, move: WeightMove, key: str = KEY) -> MoveReport
     return report.move
 
 
-async def checksum(pod: LocalPod) -> str:
-    status, text = await pod.engine_call("POST", "/weights_checker", {"action": "checksum"}, pod.record.admin_key)
-    assert status == 200
-    return str(json.loads(text)["per_engine_checksum"])
-
-
 async def test_what_a_peer_keeps_is_served_here(pod: LocalPod, peers: Callable[..., Awaitable[Peer]]) -> None:
     """Of a checkpoint that no folder holds; the first peer cannot give all of it."""
     liar, honest = await peers("qwen3-v2", lies=True), await peers("qwen3-v2")
-    before = await checksum(pod)
+    before = await pod.checksum()
     found = await ordered(pod, kept("2", honest.root, liar, honest))
     assert found.error == ""
     assert liar.asked > 2
@@ -126,11 +113,11 @@ async def test_what_a_peer_keeps_is_served_here(pod: LocalPod, peers: Callable[.
     assert (report.engine.weight_version, report.engine.weights_root) == ("2", honest.root)
     assert [(one.version, one.root) for one in report.stage.held] == [("2", honest.root)]
     assert (await pod.generate(4))["meta_info"]["weight_version"] == "2"
-    pulled = await checksum(pod)
+    pulled = await pod.checksum()
     assert pulled != before
     path = str(models.path("qwen3-v2"))
     assert (await ordered(pod, WeightMove("disk", WeightVersion("disk", path), Step.CONTINUE))).error == ""
-    assert await checksum(pod) == pulled
+    assert await pod.checksum() == pulled
 
 
 @pytest.mark.parametrize("why", ["nobody", "key", "lies", "other"])
@@ -138,7 +125,7 @@ async def test_without_an_honest_peer_the_old_version_serves(
     pod: LocalPod, peers: Callable[..., Awaitable[Peer]], why: str
 ) -> None:
     peer = await peers("qwen3-v3", lies=why == "lies")
-    before, sum_before = (await pod.report()).engine.weight_version, await checksum(pod)
+    before, sum_before = (await pod.report()).engine.weight_version, await pod.checksum()
     root = "0" * 64 if why == "other" else peer.root
     chosen = [] if why == "nobody" else [peer]
     found = await ordered(pod, kept(f"3-{why}", root, *chosen), "another" if why == "key" else KEY)
@@ -147,4 +134,4 @@ async def test_without_an_honest_peer_the_old_version_serves(
     await pod.put(pod.desired())
     report = await pod.until(lambda r: not r.engine.paused)
     assert report.engine.weight_version == before
-    assert await checksum(pod) == sum_before
+    assert await pod.checksum() == sum_before

@@ -21,7 +21,7 @@ from sglang_rollout.protocol.desired import Execution, ExecutionState
 from sglang_rollout.protocol.report import AgentReport, EngineState
 from sglang_rollout.protocol.weights import KVCache, PauseMode, Step, WeightMove, WeightVersion
 
-from .local_pod import LocalPod
+from .local_pod import LocalPod, serving_pod
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -58,14 +58,8 @@ V1, V2, V3 = version("1", "qwen3-v1"), version("2", "qwen3-v2"), version("3", "q
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def local(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalPod]:
     """A pod whose engine serves version 1; the tests below leave it serving some version, not paused."""
-    made = LocalPod(tmp_path_factory.mktemp("pod"), V1)
-    made.start_agent()
-    made.start_launcher()
-    try:
-        await made.serving()
+    async with serving_pod(tmp_path_factory.mktemp("pod"), V1) as made:
         yield made
-    finally:
-        await made.stop()
 
 
 def continued(move_id: str, report: AgentReport) -> bool:

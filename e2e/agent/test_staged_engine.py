@@ -4,7 +4,6 @@ by itself, whatever is killed on the way."""
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -27,7 +26,7 @@ from sglang_rollout.protocol.weights import (
     WeightVersion,
 )
 
-from .local_pod import LocalPod
+from .local_pod import LocalPod, serving_pod
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(1200)]
 
@@ -48,41 +47,25 @@ V1, V2, V3 = version("1", "qwen3-v1"), version("2", "qwen3-v2"), version("3", "q
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def local(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalPod]:
-    made = LocalPod(tmp_path_factory.mktemp("pod"), V1, staged_versions=2)
-    made.start_agent()
-    made.start_launcher()
-    try:
-        await made.serving()
+    async with serving_pod(tmp_path_factory.mktemp("pod"), V1, staged_versions=2) as made:
         yield made
-    finally:
-        await made.stop()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def checksums(local: LocalPod) -> dict[str, str]:
     """Of each version, as SGLang itself loads it from its folder. It goes back to the first one."""
-    found = {"1": await checksum(local)}
+    found = {"1": await local.checksum()}
     for weights in (V2, V3):
         body = {"model_path": weights.path, "flush_cache": True, "weight_version": weights.version}
-        await engine_post(local, "/pause_generation", {"mode": "retract"})
-        await engine_post(local, "/update_weights_from_disk", body)
-        found[weights.version] = await checksum(local)
+        await local.admin_call("/pause_generation", {"mode": "retract"})
+        await local.admin_call("/update_weights_from_disk", body)
+        found[weights.version] = await local.checksum()
     body = {"model_path": V1.path, "flush_cache": True, "weight_version": "1"}
-    await engine_post(local, "/update_weights_from_disk", body)
-    await engine_post(local, "/continue_generation", {})
-    assert await checksum(local) == found["1"]
+    await local.admin_call("/update_weights_from_disk", body)
+    await local.admin_call("/continue_generation", {})
+    assert await local.checksum() == found["1"]
     assert len(set(found.values())) == 3
     return found
-
-
-async def engine_post(local: LocalPod, path: str, body: object) -> str:
-    status, text = await local.engine_call("POST", path, body, local.record.admin_key)
-    assert status == 200, text
-    return text
-
-
-async def checksum(local: LocalPod) -> str:
-    return str(json.loads(await engine_post(local, "/weights_checker", {"action": "checksum"}))["per_engine_checksum"])
 
 
 def settled(wanted: WeightMove, report: AgentReport) -> bool:
@@ -107,7 +90,7 @@ async def holds(local: LocalPod, weights: WeightVersion, checksums: dict[str, st
     assert report.engine.weights_root in [one.root for one in report.stage.held]
     answer = await local.generate(4)
     assert answer["meta_info"]["weight_version"] == weights.version
-    assert await checksum(local) == checksums[weights.version]
+    assert await local.checksum() == checksums[weights.version]
 
 
 @pytest.mark.parametrize(

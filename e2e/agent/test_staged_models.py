@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 
@@ -15,16 +14,6 @@ from sglang_rollout.protocol.weights import Step, WeightMove, WeightVersion
 from .local_pod import LocalPod
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio, pytest.mark.timeout(600)]
-
-
-async def admin(local: LocalPod, path: str, body: object) -> str:
-    status, text = await local.engine_call("POST", path, body, local.record.admin_key)
-    assert status == 200, text
-    return text
-
-
-async def checksum(local: LocalPod) -> str:
-    return str(json.loads(await admin(local, "/weights_checker", {"action": "checksum"}))["per_engine_checksum"])
 
 
 def settled(move_id: str, report: AgentReport) -> bool:
@@ -49,13 +38,13 @@ async def test_there_and_back(tmp_path: Path, model: str, tp: int) -> None:
     local.start_launcher()
     try:
         await local.serving()
-        expected = {"1": await checksum(local)}
-        await admin(local, "/pause_generation", {"mode": "retract"})
+        expected = {"1": await local.checksum()}
+        await local.admin_call("/pause_generation", {"mode": "retract"})
         body = {"model_path": two.path, "weight_version": "2"}
-        await admin(local, "/update_weights_from_disk", body)
-        expected["2"] = await checksum(local)
-        await admin(local, "/update_weights_from_disk", {"model_path": one.path, "weight_version": "1"})
-        await admin(local, "/continue_generation", {})
+        await local.admin_call("/update_weights_from_disk", body)
+        expected["2"] = await local.checksum()
+        await local.admin_call("/update_weights_from_disk", {"model_path": one.path, "weight_version": "1"})
+        await local.admin_call("/continue_generation", {})
         for number, weights in enumerate((two, one, two)):
             wanted = WeightMove(f"m{number}", weights, Step.CONTINUE)
             await local.put(local.desired(move=wanted))
@@ -63,7 +52,7 @@ async def test_there_and_back(tmp_path: Path, model: str, tp: int) -> None:
             assert report.move is not None
             assert report.move.error == ""
             assert report.engine.weights_root == report.move.root != ""
-            assert await checksum(local) == expected[weights.version]
+            assert await local.checksum() == expected[weights.version]
             assert (await local.generate(4))["meta_info"]["weight_version"] == weights.version
     finally:
         await local.stop()

@@ -19,7 +19,7 @@ from e2e.sglang_cpu import environment, models
 from sglang_rollout.protocol.report import AgentReport
 from sglang_rollout.protocol.weights import Source, SourceKind, Step, WeightMove, WeightVersion
 
-from .local_pod import LocalPod
+from .local_pod import LocalPod, serving_pod
 
 pytestmark = [pytest.mark.sglang, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
 
@@ -29,14 +29,8 @@ V1 = WeightVersion("1", str(models.path("qwen3-v1")))
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def local(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalPod]:
-    made = LocalPod(tmp_path_factory.mktemp("pod"), V1, staged_versions=2)
-    made.start_agent()
-    made.start_launcher()
-    try:
-        await made.serving()
+    async with serving_pod(tmp_path_factory.mktemp("pod"), V1, staged_versions=2) as made:
         yield made
-    finally:
-        await made.stop()
 
 
 class Trainer:
@@ -77,12 +71,6 @@ def trainer(versions: dict[str, str], fault: str = "") -> Iterator[Trainer]:
         made.end()
 
 
-async def checksum(local: LocalPod) -> str:
-    status, text = await local.engine_call("POST", "/weights_checker", {"action": "checksum"}, local.record.admin_key)
-    assert status == 200, text
-    return str(json.loads(text)["per_engine_checksum"])
-
-
 async def move(local: LocalPod, wanted: WeightMove) -> AgentReport:
     await local.put(local.desired(move=wanted))
     return await local.until(
@@ -98,9 +86,9 @@ def staged(version: str, port: str) -> WeightMove:
 
 
 async def test_what_a_trainer_sends_is_what_the_engine_holds(local: LocalPod) -> None:
-    first = await checksum(local)
+    first = await local.checksum()
     report = await move(local, WeightMove("disk", WeightVersion("2", str(models.path("qwen3-v2"))), Step.CONTINUE))
-    second = await checksum(local)
+    second = await local.checksum()
     assert first != second
     with trainer({"sent-1": "qwen3-v1", "sent-2": "qwen3-v2"}) as sender:
         for label, expected in (("sent-1", first), ("sent-2", second)):
@@ -111,7 +99,7 @@ async def test_what_a_trainer_sends_is_what_the_engine_holds(local: LocalPod) ->
             assert (report.move.error, report.engine.weight_version) == ("", label)
             assert (await sender.done())["root"] == report.move.root == report.engine.weights_root
             assert report.move.staged_bytes == report.move.of_bytes > 0
-            assert await checksum(local) == expected
+            assert await local.checksum() == expected
             assert (await local.generate(4))["meta_info"]["weight_version"] == label
             await busy
             print(f"prepared in {report.move.prepare_seconds} s, stall {report.move.stall_seconds} s")
@@ -130,7 +118,7 @@ async def test_what_is_wrong_or_lost_never_reaches_the_engine(
     local: LocalPod, fault: str, refused: bool, sentence: str
 ) -> None:
     version = (await local.report()).engine.weight_version
-    before = await checksum(local)
+    before = await local.checksum()
     with trainer({"bad": "qwen3-v3"}, fault) as sender:
         port = await sender.line("port")
         report = await move(local, staged("bad", port))
@@ -140,12 +128,12 @@ async def test_what_is_wrong_or_lost_never_reaches_the_engine(
         if fault != "exit":
             assert sentence in (await sender.done())["error"]
     assert "bad" not in [one.version for one in report.stage.held]
-    assert await checksum(local) == before
+    assert await local.checksum() == before
     assert (await local.generate(4))["meta_info"]["weight_version"] == version
 
 
 async def test_an_agent_killed_while_it_receives_leaves_trainer_and_engine_whole(local: LocalPod) -> None:
-    before = await checksum(local)
+    before = await local.checksum()
     await local.kill_agent()
     local.faults = "stage:mid=exit"
     local.start_agent()
@@ -160,4 +148,4 @@ async def test_an_agent_killed_while_it_receives_leaves_trainer_and_engine_whole
         report = await local.until(lambda r: r.move is not None and r.move.error != "")
     assert report.move is not None
     assert not report.move.refused
-    assert await checksum(local) == before
+    assert await local.checksum() == before
