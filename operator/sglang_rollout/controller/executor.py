@@ -76,6 +76,7 @@ class Executor:
     _looked: dict[FleetKey, float] = field(default_factory=dict)
     _deleted: dict[str, float] = field(default_factory=dict)
     _wanted: dict[FleetKey, set[ChildKey]] = field(default_factory=dict)
+    _left_out: dict[FleetKey, Mapping[str, str]] = field(default_factory=dict)
 
     async def execute(self, key: FleetKey, rollout: Rollout, plan: Plan) -> Outcome:
         """Raises NotLeading, Overtaken, ExecutionFailed. Overtaken of a decision: nothing else was done."""
@@ -86,6 +87,7 @@ class Executor:
         self.agents.want(key, {uid: replace(desired, peer_key=peer_key) for uid, desired in plan.agents.items()})
         self.routers.want(key, plan.routers)
         self.external.want(key, plan.external_router)
+        self._tell_left_out(key, plan.left_out)
         await _let_go_out()
         errors_before = self.apply_errors(key)
         failures, look_again = await self._children_in_time(key, rollout, plan)
@@ -100,6 +102,14 @@ class Executor:
             raise ExecutionFailed("; ".join(failures), again)
         return Outcome(again)
 
+    def _tell_left_out(self, key: FleetKey, left_out: Mapping[str, str]) -> None:
+        """For the log: the status may be written too late to show what was so for a moment."""
+        before = self._left_out.get(key, {})
+        for engine in sorted(left_out.keys() | before.keys()):
+            if (why := left_out.get(engine)) != before.get(engine):
+                log.info("%s/%s: %s %s", *key, engine, f"is kept out of the routers: {why}" if why else "is routable")
+        self._left_out[key] = left_out
+
     def _peer_key(self, rollout: Rollout) -> str:
         """What agents of one fleet show each other. It lives as long as this process: the next leader gives another."""
         return hmac.new(self._secret, rollout.uid.encode(), hashlib.sha256).hexdigest()
@@ -113,6 +123,7 @@ class Executor:
         self.applier.forget(self._wanted.pop(key, set()))
         self._status_written.pop(key, None)
         self._looked.pop(key, None)
+        self._left_out.pop(key, None)
         self.external.want(key, None)
 
     # Children

@@ -27,7 +27,7 @@ def engine_status(engine: EngineView, facts: FleetFacts) -> EngineStatus:
         pod_uids=group.pod_uids,
         start_id=group.start_id,
         ready=engine.ready,
-        routable=engine.index in facts.routable,
+        routable=facts.is_routable(engine),
         paused=engine.paused,
         released=tuple(tag.value for tag in engine.released),
         weight_version=engine.version,
@@ -39,7 +39,7 @@ def engine_status(engine: EngineView, facts: FleetFacts) -> EngineStatus:
 
 def engine_message(engine: EngineView, group: GroupState, facts: FleetFacts) -> str:
     """What it waits for or why it is not routable."""
-    if engine.index in facts.routable:
+    if facts.is_routable(engine):
         return engine.turned_pause
     if lost := facts.lost.get(engine.index):
         return lost

@@ -179,7 +179,8 @@ def _weights_consistent(facts: FleetFacts) -> Verdict:
 
 def _router_synced(facts: FleetFacts) -> Verdict:
     if facts.routers_in_step:
-        return True, "InStep", f"every router has exactly the {len(facts.routable)} routable engines"
+        routable = sum(1 for engine in facts.engines if facts.is_routable(engine))
+        return True, "InStep", f"every router has exactly the {routable} routable engines"
     return False, "Behind", _routers_are_behind(facts)
 
 

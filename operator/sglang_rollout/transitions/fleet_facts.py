@@ -14,13 +14,13 @@ from .operations import OperationsPlan
 
 @dataclass(frozen=True)
 class FleetFacts:
-    """What the other parts of the plan found out. routable: indexes of engines that the routers are to have;
-    registered: of those that every router was seen to have. problems: by engine index. router_words: what routers that
-    are behind say of it. keeps_dirty: weights.failurePolicy is KeepGated."""
+    """What the other parts of the plan found out. obstacles: why the routers are not to have an engine, by its index;
+    the others they are to have. registered: indexes of those that every router was seen to have. problems: by engine
+    index. router_words: what routers that are behind say of it. keeps_dirty: weights.failurePolicy is KeepGated."""
 
     engines: tuple[EngineView, ...]
     groups: Mapping[int, GroupState]
-    routable: frozenset[int]
+    obstacles: Mapping[int, str]
     registered: frozenset[int]
     routers_in_step: bool
     weights: WeightsStatus
@@ -35,6 +35,9 @@ class FleetFacts:
     router_words: tuple[str, ...] = ()
     keeps_dirty: bool = False
     ordered: OperationsPlan = field(default_factory=OperationsPlan)
+
+    def is_routable(self, engine: EngineView) -> bool:
+        return engine.index not in self.obstacles
 
 
 def execution_phase(wanted: Collection[EngineView], spec: Spec, weights: WeightsStatus) -> ExecutionPhase:

@@ -46,7 +46,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         unregistered,
         _coming(engines, observed),
     )
-    moved, ordered, desired, routable, in_step = _weights_and_routing(
+    moved, ordered, desired, obstacles, in_step = _weights_and_routing(
         observed, engines, states, revision, unregistered, now
     )
     # What takes an engine's memory waits for the routers' word that they have exactly the others: a router that has
@@ -57,8 +57,8 @@ def plan(observed: Observed, now: datetime) -> Plan:
     facts = FleetFacts(
         engines=engines,
         groups=states,
-        routable=routable,
-        registered=routable & _registered(engines, observed),
+        obstacles=obstacles,
+        registered=_registered(engines, observed) - obstacles.keys(),
         # An order that is on its way is no news to people.
         routers_in_step=in_step or _in_step(_with_orders_heard(observed), desired),
         router_words=() if in_step else routing.words(desired, observed),
@@ -88,6 +88,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         agents=_agents(observed, engines, states, revision, moved, residency, ordered),
         routers={} if hearing else {pod.uid: desired for pod in observed.router_pods if pod.ip},
         external_router=desired if external and not hearing else None,
+        left_out={engine.name: obstacles[engine.index] for engine in engines if engine.index in obstacles},
         decision=moved.decision,
         events=(*moved.events, *ordered.events, *_events(observed, engines, states, residency, facts.lost, removed)),
         requeue_after=None if wake is None else max(wake, 0.0),
@@ -101,35 +102,37 @@ def _weights_and_routing(
     revision: Revision,
     unregistered: frozenset[int],
     now: datetime,
-) -> tuple[WeightsPlan, OperationsPlan, RouterDesired, frozenset[int], bool]:
+) -> tuple[WeightsPlan, OperationsPlan, RouterDesired, dict[int, str], bool]:
     """The weights' next step and the routers' workers depend on each other: what is to be registered follows from
     the step, and some steps must wait until the routers have just that. So: the step that needs no router first, and
-    the further one only when the routers are seen to have what it needs."""
+    the further one only when the routers are seen to have what it needs. The fourth part says which engines the routers
+    must not have, and why."""
     spec = observed.rollout.spec
     status = observed.rollout.status.weights
     generation = observed.rollout.metadata.generation
     releasing = {engine.index for engine in engines} if memory.wanted_released(spec) else set()
     taken = revision.drain | memory.turns(engines, spec)
 
-    def with_routers(in_step: bool) -> tuple[WeightsPlan, OperationsPlan, frozenset[int], RouterDesired]:
+    def with_routers(in_step: bool) -> tuple[WeightsPlan, OperationsPlan, dict[int, str], RouterDesired]:
         step = weights.advance(engines, spec, status, generation, now, in_step)
         out_of_routers = unregistered if in_step else frozenset()
         ordered = operations.advance(observed.rollout, engines, step.status, out_of_routers, now)
         leaving = (taken - step.engaged) | releasing | ordered.resetting | step.parting
-        chosen = [
-            engine
+        max_lag = spec.staleness.max_version_lag
+        obstacles = {
+            engine.index: why
             for engine in engines
-            if routing.routable(engine, states[engine.index], step, spec.staleness.max_version_lag, generation, leaving)
-        ]
-        indexes = frozenset(engine.index for engine in chosen)
-        return step, ordered, indexes, routing.desired_workers(chosen, states, step)
+            if (why := routing.obstacle(engine, states[engine.index], step, max_lag, generation, leaving))
+        }
+        chosen = [engine for engine in engines if engine.index not in obstacles]
+        return step, ordered, obstacles, routing.desired_workers(chosen, states, step)
 
-    step, ordered, routable, desired = with_routers(False)
+    step, ordered, obstacles, desired = with_routers(False)
     in_step = _in_step(observed, desired)
     if in_step:
-        step, ordered, routable, desired = with_routers(True)
+        step, ordered, obstacles, desired = with_routers(True)
         in_step = _in_step(observed, desired)
-    return step, ordered, desired, routable, in_step
+    return step, ordered, desired, obstacles, in_step
 
 
 def _in_step(observed: Observed, desired: RouterDesired) -> bool:

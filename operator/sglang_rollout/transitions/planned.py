@@ -39,6 +39,8 @@ class Plan:
     """applies: whole manifests, for server-side apply. agents, routers: desired state by pod UID; lease_term in
     them is filled in by the executor. external_router: the workers that the router we do not run must have.
 
+    left_out: engines that no router is to have, by name, with the reason.
+
     decision: the status holds a decision that must not be lost or overtaken: it is written first, with the
     resourceVersion that it was planned from, and nothing else is done when that fails.
     status: whole; the executor leaves it when it is equal to what is there.
@@ -51,6 +53,7 @@ class Plan:
     agents: Mapping[str, AgentDesired] = field(default_factory=dict)
     routers: Mapping[str, RouterDesired] = field(default_factory=dict)
     external_router: RouterDesired | None = None
+    left_out: Mapping[str, str] = field(default_factory=dict)
     decision: bool = False
     events: tuple[EventNote, ...] = ()
     requeue_after: float | None = None

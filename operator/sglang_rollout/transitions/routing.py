@@ -24,29 +24,40 @@ from .weight_steps import WeightsPlan
 WORDS_SHOWN = 3
 
 
-def routable(
+def obstacle(
     engine: EngineView,
     group: GroupState,
     plan: WeightsPlan,
     max_lag: int,
     generation: int,
     leaving: Collection[int],
-) -> bool:
-    """Whether the routers must have this engine now. leaving: engines that are about to lose their pods, their
-    memory or their weights. generation: of the resource."""
-    if not engine.wanted or engine.index in leaving or engine.index in plan.restarts:
-        return False
-    if engine.released or engine.void:
-        return False
-    if not group.whole or not engine.healthy or not engine.leader or not engine.leader.engine.data_key:
-        return False
+) -> str:
+    """Why the routers must not have this engine now; empty when they must. leaving: engines that are about to lose
+    their pods, their memory or their weights. generation: of the resource."""
+    if not engine.wanted:
+        return "it is being removed"
+    if engine.index in leaving:
+        return "its pods, memory or weights are about to be taken away"
+    if engine.index in plan.restarts:
+        return "it is to start again"
+    if engine.released:
+        return f"it has released {', '.join(engine.released)}"
+    if engine.void:
+        return f"it holds no weights ({engine.void})"
+    if not group.whole:
+        return group.message or "its pods are not one group yet"
+    if not engine.leader or not engine.healthy or not engine.leader.engine.data_key:
+        return "it does not serve" if not engine.dirty else "its weights may be of two versions"
     registered = was_registered(engine)
     if engine.index in plan.holds and registered:
-        return True
+        return ""
     # What was ordered for an older generation (a release, say) may still be under way behind an older report.
     if not registered and engine.leader.generation < generation:
-        return False
-    return not plan.closed and is_allowed(plan.status, engine.version, max_lag)
+        return f"it has not heard of generation {generation} yet"
+    if plan.closed:
+        return "it takes no part in the move of the others"
+    allowed = is_allowed(plan.status, engine.version, max_lag)
+    return "" if allowed else f"it holds version {engine.version}, and the fleet serves {plan.status.version}"
 
 
 def was_registered(engine: EngineView) -> bool:
