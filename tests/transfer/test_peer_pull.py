@@ -165,6 +165,22 @@ async def test_the_rest_comes_from_the_next_peer(peers: Peers, monkeypatch: pyte
     assert asked == [str(number) for number in range(2, len(manifest.buckets))]
 
 
+@pytest.mark.parametrize("given_up_at", ["manifest", "0", "1", "2"])
+async def test_a_peer_that_gives_the_weights_up_meanwhile_is_passed_over(peers: Peers, given_up_at: str) -> None:
+    first, second = await peers.keeper(), await peers.keeper()
+
+    async def give_up(request: web.Request) -> web.StreamResponse | None:
+        if request.path.rpartition("/")[2] == given_up_at:
+            fill(first.stage, "a", some_weights(2), "2")
+        return None
+
+    first.meddle = give_up
+    manifest = await peers.pull(first, second)
+    assert staged_bytes(peers.here.folder, manifest.root) == staged_bytes(second.stage.folder, manifest.root)
+    with pytest.raises(PeersFailed, match=f"weights with digest {manifest.root[:12]} are not staged here"):
+        await peers.pull(first, root=manifest.root)
+
+
 @pytest.mark.parametrize("lie", ["bytes", "short", "long", "manifest", "huge"])
 async def test_a_peer_that_lies_changes_nothing(peers: Peers, lie: str) -> None:
     liar, honest = await peers.keeper(), await peers.keeper()

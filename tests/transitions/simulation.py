@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sglang_rollout.api import SGLangRollout, WeightsStatus, names
+from sglang_rollout.controller.status_writes import may_wait
 from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
 from sglang_rollout.protocol.fleet import Trust
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryTag
@@ -127,6 +128,7 @@ class Simulation:
     def __init__(self, **spec: Any) -> None:
         self.object = rollout_object(**spec)
         self.now = START
+        self.status_written = START - timedelta(days=1)
         self.numbers: Iterator[int] = itertools.count(1)
         self.stateful_sets: dict[str, dict[str, str]] = {}
         self.pods: dict[str, SimPod] = {}
@@ -185,7 +187,7 @@ class Simulation:
         if step.decision:
             # Written first and alone: when it fails nothing else is done.
             if not status_write_fails:
-                self.object = {**self.object, "status": step.status.to_object()}
+                self._write(step)
             return step
         for manifest in step.applies:
             self._apply(manifest)
@@ -199,9 +201,18 @@ class Simulation:
                 self.pods[uid].router_orders = routers
                 self.pods[uid].order += 1
         self.events += [event.reason for event in step.events]
-        if not status_write_fails:
-            self.object = {**self.object, "status": step.status.to_object()}
+        if not status_write_fails and (step.events or self._is_due(step)):
+            self._write(step)
         return step
+
+    def _write(self, step: Plan) -> None:
+        self.object = {**self.object, "status": step.status.to_object()}
+        self.status_written = self.now
+
+    def _is_due(self, step: Plan) -> bool:
+        """What changes with every engine is told late, as the executor does: plans are made from what was told."""
+        wait = may_wait(self.rollout.status.to_object(), step.status.to_object())
+        return self.now - self.status_written >= timedelta(seconds=wait)
 
     def _apply(self, manifest: Any) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
@@ -679,7 +690,7 @@ class Simulation:
             if chance.random() < 0.5:
                 self.run_kubernetes(lambda: chance.random() < 0.5)
             after_each()
-            self.now += timedelta(seconds=chance.choice((0, 1, 1, 20)))
+            self.now += timedelta(seconds=chance.choice((0, 0.1, 0.1, 1, 1, 20)))
         self.cache_is_busy = lambda: False
 
     @property

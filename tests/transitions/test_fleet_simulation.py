@@ -55,6 +55,29 @@ def test_a_version_switch_reaches_every_engine() -> None:
     assert fleet.condition("Ready").status == "True"
 
 
+@pytest.mark.parametrize("seconds", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("slow", ["f-e0-0", "f-e1-0"])
+@pytest.mark.parametrize("source", ["Disk", "Staged"])
+def test_no_router_loses_an_engine_that_comes_through_a_move(source: str, slow: str, seconds: float) -> None:
+    """However late the status is written, and whoever is last to apply and to go on."""
+    fleet = Simulation()
+    fleet.settle()
+    fleet.trainers.add("2")
+    fleet.patch(weights=disk("2") if source == "Disk" else sent("2"))
+    every = {f"http://{pod.ip}:30000" for pod in fleet.pods.values() if pod.engine_index is not None}
+    for turn in range(200):
+        fleet.reconcile()
+        for uid, pod in list(fleet.pods.items()):
+            fleet.hear(uid)
+            if pod.name != slow or turn % 5 == 0:
+                fleet.run_pod(uid)
+            fleet.deliver(uid)
+            if pod.router_orders is not None:
+                assert {worker.url for worker in pod.router_orders.workers} == every
+        fleet.now += timedelta(seconds=seconds)
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
+
+
 def test_a_refused_checkpoint_leaves_the_old_version_serving_and_says_why() -> None:
     fleet = Simulation()
     fleet.settle()

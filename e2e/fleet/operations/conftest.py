@@ -26,6 +26,8 @@ RUNNING = 2
 """Requests that one engine of the fleet runs at once; more are queued."""
 WATCHDOG_SECONDS = 30
 """Of SGLang's scheduler: the default of 300 would make a test of it long."""
+TOKENS_A_CHUNK = 10
+"""Of a stream. Each chunk repeats all tokens before it: one for every token keeps the reader busier than the engine."""
 
 
 @pytest.fixture(scope="package")
@@ -44,7 +46,11 @@ async def started(connection: Connection, namespace: str, where: Site) -> AsyncI
     """Two engines, as in the quickstart, that a trainer may reach."""
     fleet = Fleet(connection, namespace, NAME)
     manifest = examples.load(examples.QUICKSTART, name=NAME)
-    ours = {"--max-running-requests": RUNNING, "--watchdog-timeout": WATCHDOG_SECONDS}
+    ours = {
+        "--max-running-requests": RUNNING,
+        "--watchdog-timeout": WATCHDOG_SECONDS,
+        "--stream-interval": TOKENS_A_CHUNK,
+    }
     args = [arg for arg in manifest["spec"]["engine"]["args"] if arg.split("=")[0] not in ours]
     manifest["spec"]["engine"]["args"] = args + [f"{flag}={value}" for flag, value in ours.items()]
     manifest["spec"]["network"] = {

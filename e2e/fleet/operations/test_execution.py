@@ -17,7 +17,7 @@ from e2e.fleet.operations.conftest import RUNNING, WATCHDOG_SECONDS
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
 ENGINES = 2
-LONG = Request(tokens=800)
+LONG = Request(tokens=2000)
 SHORT = Request(tokens=8)
 ON_THE_WAY_SECONDS = 1.0  # for tokens that were made before the pause
 STILL_SECONDS = 2.5

@@ -48,6 +48,7 @@ async def test_a_new_pod_gets_the_weights_from_its_peer(
 ) -> None:
     async with load() as seen:
         model = await published(trainer, journal)
+        await fleet.until_serving(journal.current, timeout=10)
         before = (await fleet.engine(1)).start_id
         await fleet.delete_pod("sync-e1-0")
         await returned(fleet, 1, before)

@@ -268,9 +268,9 @@ class Actor:
         finally:
             self._applying = False
         residency = self.journal.residency
+        self._watch.assume(weights=held.weights)
         self.remember(open_apply=None, held=held, residency=replace(residency, void="") if residency else None)
         self.save()
-        self._watch.assume(weights=held.weights)
         self._note(problem="", failures=0)
 
     async def _continue(self, situation: Situation) -> None:

@@ -97,8 +97,11 @@ class _Pull:
             async with asyncio.TaskGroup() as group:
                 for _ in range(IN_FLIGHT):
                     group.create_task(worker())
-        except* _PeerFailed as failures:
-            raise failures.exceptions[0] from None
+        except ExceptionGroup as failures:  # except* would wrap what it raises in a group before Python 3.12
+            of_peer, others = failures.split(_PeerFailed)
+            if of_peer is None or others is not None:
+                raise
+            raise of_peer.exceptions[0] from None
 
     async def _one(self, peer: _Peer, number: int) -> None:
         filling = self.writer.fill(number)

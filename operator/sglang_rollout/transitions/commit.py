@@ -57,6 +57,13 @@ class Commit:
             and engine.roots(self.transaction.id) <= {self.transaction.root}
         )
 
+    def _step(self, engine: EngineView) -> Step:
+        """How far it has come. One that holds the version and goes on is through, whatever it says of the move: its
+        order is dropped then, and the status that knows it may not be written yet."""
+        if self._has_moved(engine) and not engine.void and engine.root in ("", self.transaction.root):
+            return Step.CONTINUE
+        return engine.progress(self.transaction.id) if self._takes_part(engine) else Step.NONE
+
     @property
     def _boot(self) -> WeightVersion:
         return self.target if self.target.path else bootable_version(self.weights)
@@ -84,12 +91,12 @@ class Commit:
         timeout = self.spec.weights.timeout_seconds
         left = seconds_left(self.transaction.decided_at, timeout, self.now)
         needed = Step.PREPARE if left > 0 else Step.PAUSE if left > -timeout else Step.APPLY
-        part = [e for e in self.members if self._takes_part(e) and e.progress(self.transaction.id) >= needed]
+        part = [engine for engine in self.members if self._step(engine) >= needed]
         if not part and self._is_lost():
             heard = not any(engine.silent or engine.unheard for engine in self.engines)
             if heard or left <= 0:
                 return self._give_up()
-        paused = [engine for engine in part if engine.progress(self.transaction.id) >= Step.PAUSE]
+        paused = [engine for engine in part if self._step(engine) >= Step.PAUSE]
         inside = frozenset(engine.index for engine in part)
         outside = [engine for engine in self.engines if engine.index not in inside]
         everyone_paused = len(paused) == len(part)
@@ -97,10 +104,10 @@ class Commit:
         # and its moving ahead of the others would put two versions side by side.
         alone = everyone_paused and (self.routers_in_step or not outside) and (part or not self._is_lost())
         until = Step.APPLY if alone else Step.PAUSE
-        applied = [engine for engine in part if engine.progress(self.transaction.id) >= Step.APPLY]
+        applied = [engine for engine in part if self._step(engine) >= Step.APPLY]
         if alone and len(applied) == len(part):
             return self._committed()._waves()
-        moves = {engine.index: self._order(engine, until) for engine in part}
+        moves = {engine.index: self._order(engine, until) for engine in part if self._takes_part(engine)}
         missing = ", ".join(engine.name for engine in outside)
         waits = f"waiting until no router has {missing}" if everyone_paused and not alone else ""
         return WeightsPlan(

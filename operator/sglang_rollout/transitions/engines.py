@@ -77,6 +77,11 @@ class EngineView:
         return self.leader.engine.weight_version if self.leader and self.serving else ""
 
     @once
+    def root(self) -> str:
+        """Digest of the manifest of what it holds; empty where it is not known."""
+        return self.leader.engine.weights_root if self.leader and self.serving else ""
+
+    @once
     def paused(self) -> bool:
         return bool(self.serving and self.leader and self.leader.engine.paused)
 
