@@ -20,7 +20,7 @@ from .conftest import Versions
 from .fake_engine import free_port
 from .fake_pod import FakePod, MakePod
 
-GROUP = GroupAssignment(incarnation=3, rank0_pod_uid="uid-0", rank0_pod_ip="127.0.0.1")
+GROUP = GroupAssignment(incarnation=3, rank0_pod_uid="uid-0", rank0_pod_ip="127.0.0.1", pods=["uid-0", "uid-1"])
 
 
 @pytest_asyncio.fixture
@@ -106,14 +106,31 @@ async def test_a_member_starts_again_with_rank_0(group: list[FakePod]) -> None:
     assert len(group[1].kills) == 1
 
 
-async def test_an_engine_of_an_earlier_incarnation_is_ended(group: list[FakePod]) -> None:
+@pytest.mark.parametrize("other", [{"pods": ["uid-0", "uid-2"]}, {"rank0_pod_ip": "127.0.0.9"}], ids=str)
+async def test_an_engine_whose_group_is_of_other_pods_is_ended(group: list[FakePod], other: dict[str, Any]) -> None:
     for pod in group:
         await pod.put(pod.desired(group=GROUP))
         await run(pod, f"s{pod.settings.rank}")
     for pod in group:
-        await pod.put(pod.desired(group=replace(GROUP, incarnation=4)))
+        await pod.put(pod.desired(group=replace(GROUP, incarnation=4, **other)))
         await pod.until(lambda r: r.engine.state is EngineState.ABSENT)
-        assert pod.kills == ["its group is of another incarnation now"]
+        assert pod.kills == ["its group is of other pods now"]
+
+
+async def test_an_engine_that_started_again_in_place_goes_on_under_its_next_incarnation(group: list[FakePod]) -> None:
+    """The operator counts the start when it hears of it: that is after the process has joined."""
+    for pod in group:
+        await pod.put(pod.desired(group=GROUP))
+        await run(pod, f"s{pod.settings.rank}")
+    for pod in group:
+        await pod.end_engine("it crashed")
+    for pod in group:
+        await run(pod, f"s{pod.settings.rank}-again")
+    for pod in group:
+        await pod.put(pod.desired(group=replace(GROUP, incarnation=4)))
+        await pod.until(lambda r: r.incarnation == 4)
+    await asyncio.sleep(0.3)
+    assert [pod.kills for pod in group] == [[], []]
 
 
 async def test_a_member_only_checks_the_checkpoint(group: list[FakePod], versions: Versions) -> None:

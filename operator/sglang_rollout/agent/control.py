@@ -226,8 +226,8 @@ class Control:
             self._kills.kill(f"it has not answered for {limit:g} s", probe=True)
         joined = self._actor.journal.joined
         group = self.desired.group if self.desired else None
-        if joined and group and joined.start_id == self._facts.start_id and joined.group != group:
-            self._kills.kill("its group is of another incarnation now", ordered=True)
+        if joined and group and joined.start_id == self._facts.start_id and not joined.group.same_pods(group):
+            self._kills.kill("its group is of other pods now", ordered=True)
         await self._look_at_load()
 
     async def _look_at_load(self) -> None:

@@ -25,11 +25,18 @@ class Execution:
 class GroupAssignment:
     """The pods that form one engine now. A launcher of a multi-node engine starts only with an assignment whose
     rank 0 confirms its pod UID and incarnation, and joins at that address: never at a DNS name, which may still
-    be the terminating pod's."""
+    be the terminating pod's. pods: UIDs of all of them, by rank; empty where there is but one."""
 
     incarnation: int
     rank0_pod_uid: str
     rank0_pod_ip: str
+    pods: list[str] = field(default_factory=list)
+
+    def same_pods(self, other: GroupAssignment) -> bool:
+        """The incarnation grows with every start of the engine; a process that joined the same pods goes on."""
+        at_rank0 = (self.rank0_pod_uid, self.rank0_pod_ip) == (other.rank0_pod_uid, other.rank0_pod_ip)
+        # An operator of an older release does not tell all of them.
+        return at_rank0 and (self.pods == other.pods or not (self.pods and other.pods))
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,8 @@ def _noticed_start(engine: EngineView, state: GroupState) -> GroupState:
 
 def _assign(engine: EngineView, state: GroupState) -> GroupState:
     rank0 = engine.pods[0]
-    return replace(state, assignment=GroupAssignment(state.incarnation, rank0.uid, rank0.ip))
+    pods = list(engine.pod_uids) if engine.nodes > 1 else []
+    return replace(state, assignment=GroupAssignment(state.incarnation, rank0.uid, rank0.ip, pods))
 
 
 def _recreate(
