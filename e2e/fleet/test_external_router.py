@@ -19,15 +19,20 @@ from e2e.fleet import external_router
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(400)]
 
 
+def theirs(namespace: str) -> dict[str, str]:
+    """spec.router.external of that router."""
+    url = f"http://{external_router.NAME}.{namespace}:{external_router.PORT}"
+    return {"url": url, "credential": external_router.CREDENTIAL["name"]}
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def fleet(connection: Connection, cluster: Cluster, namespace: str, where: Site) -> Fleet:
     """One engine, Ready behind that router."""
     assert namespace == external_router.FLEETS
     await asyncio.to_thread(external_router.create_router, cluster, namespace, where.images["router"])
     fleet = Fleet(connection, namespace, "guest")
-    url = f"http://{external_router.NAME}.{namespace}:{external_router.PORT}"
     manifest = examples.load(examples.QUICKSTART, name="guest", replicas=1)
-    manifest["spec"]["router"] = {"external": {"url": url, "credential": external_router.CREDENTIAL["name"]}}
+    manifest["spec"]["router"] = {"external": theirs(namespace)}
     await fleet.create(manifest)
     await fleet.until_ready(timeout=300)
     return fleet
@@ -63,6 +68,20 @@ async def test_a_router_that_starts_anew_gets_its_worker_again(
         await connection.delete(f"{pods}/{pod['metadata']['name']}", grace_seconds=0)
         await seen.more(8, timeout=90)
     assert answers.versions(seen.answers).keys() == {"2"}
+
+
+async def test_a_router_that_the_fleet_leaves_keeps_no_engine_of_it_and_gets_them_when_it_returns(
+    fleet: Fleet, router: RouterClient, connection: Connection
+) -> None:
+    await fleet.patch(router={"external": None})
+    await fleet.until_ready(timeout=180)
+    own = RouterClient.of_fleet(connection, fleet.namespace, fleet.name)
+    assert (await own.generate()).ok
+    assert not (await router.generate(timeout=20)).ok
+    await fleet.patch(router={"external": theirs(fleet.namespace)})
+    await fleet.until_ready(timeout=180)
+    assert (await router.generate()).ok
+    assert not (await fleet.children())["Deployment"], "our own router is of no use any more"
 
 
 async def test_a_deleted_fleet_is_gone_though_the_router_stays(fleet: Fleet) -> None:

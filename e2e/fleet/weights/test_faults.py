@@ -2,8 +2,8 @@
 
 After each: the fleet is Ready at the version that the transaction came to, SGLang's checksum of all engines is that of
 an engine started from this checkpoint, never did two versions serve at once, no answer was of an older version than
-one before it, and nothing took longer than the transaction's timeout. `make e2e` tries the
-cells that differ most, `make chaos` the others.
+one before it, and nothing took longer than the transaction's timeout. `make e2e` tries the cells that differ most,
+`make chaos` the others.
 """
 
 from __future__ import annotations
