@@ -135,13 +135,6 @@ def test_of_two_trainers_one_is_told(scene: Scene) -> None:
         scene.fleet.publish("v2", WEIGHTS, timeout=5)
 
 
-def test_what_became_of_an_earlier_attempt_is_no_answer(scene: Scene) -> None:
-    """By the same label: it has failed, and is tried again."""
-    failed = {"id": "g1.1:v2", "version": "v2", "decision": "Abort", "completedAt": "then", "message": "the network"}
-    scene.api.status(phase="Idle", transaction=failed)
-    assert scene.fleet.publish("v2", WEIGHTS, timeout=20).version == "v2"
-
-
 def test_wrong_weights_name_the_tensor_and_what_serves(scene: Scene) -> None:
     before = dict(scene.api.fleet["spec"].get("weights") or {})
     with pytest.raises(PublishFailed) as caught:

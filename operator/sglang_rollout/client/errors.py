@@ -19,17 +19,23 @@ class PublishRefused(FleetError):
 
 class PublishFailed(FleetError):
     """The fleet did not take the version. `serving` is what it serves now; `engines` says why, by engine or agent.
-    `lasting`: the weights themselves are wrong, the same again cannot help."""
+    `lasting`: the weights themselves are wrong, the same again cannot help. `left`: what of it could not be taken back;
+    empty, as it should be: spec.weights is as it was, and the label is free."""
 
     def __init__(
         self, sentence: str, *, serving: str = "", engines: Mapping[str, str] | None = None, lasting: bool = False
     ) -> None:
-        reasons = "".join(f"\n  {name}: {reason}" for name, reason in (engines or {}).items() if reason)
-        serves = f"; {serving} serves on" if serving else ""
-        super().__init__(f"{sentence}{serves}{reasons}")
+        super().__init__(sentence)
         self.serving = serving
         self.engines = dict(engines or {})
         self.lasting = lasting
+        self.left = ""
+
+    def __str__(self) -> str:
+        reasons = "".join(f"\n  {name}: {reason}" for name, reason in self.engines.items() if reason)
+        serves = f"; {self.serving} serves on" if self.serving else ""
+        left = f"; {self.left}" if self.left else ""
+        return f"{self.args[0]}{serves}{left}{reasons}"
 
 
 class PublishTimedOut(PublishFailed):

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import Mapping, Sequence
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypedDict, TypeVar, Unpack, get_args
 from urllib.parse import urlsplit
 
 from ..cli.cluster import Cluster
@@ -14,15 +18,47 @@ from ..cli.exits import Failure
 from ..protocol.pod import address_of
 from ..transfer.link import host_port
 from ..transfer.session import SessionError
+from .asking import Asked, Halted, Transfer
 from .errors import FleetUnreachable, PublishRefused
+from .generation import TIMEOUT as ANSWER_SECONDS
 from .generation import Conversation, Generation, Router
-from .publication import Asked, NamedTensors, Prepared, Publication, PublishResult, Transfer
+from .publication import NamedTensors, Prepared, Publication, PublishResult
 from .resource import FleetResource
 from .room import SenderRoom
 from .verdict import serving
 
-BUCKET_BYTES = 256 << 20
+log = logging.getLogger(__name__)
+
 TIMEOUT = 300.0
+STOP_SECONDS = 60.0  # for a call whose task was cancelled; it may be in an iterator of the trainer's
+LEAST_BUCKET = 1 << 16
+
+T = TypeVar("T")
+
+
+class SendOptions(TypedDict, total=False):
+    """Keywords of prepare()."""
+
+    transport: str
+    bucket_bytes: int | None
+    timeout: float
+    rank: int
+    senders: Sequence[str]
+
+
+class PublishOptions(SendOptions, total=False):
+    """Keywords of publish()."""
+
+    transfer: Transfer
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keywords of generate()."""
+
+    prompt: str | None
+    input_ids: Sequence[int] | None
+    sampling: Mapping[str, Any] | None
+    timeout: float
 
 
 class RolloutFleet:
@@ -35,6 +71,7 @@ class RolloutFleet:
         self._port = port
         self._router = router
         self._room: SenderRoom | None = None
+        self._sending = threading.Lock()
 
     @classmethod
     def connect(
@@ -77,30 +114,33 @@ class RolloutFleet:
         *,
         transfer: Transfer = "Staged",
         transport: str = "Auto",
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         timeout: float = TIMEOUT,
         rank: int = 0,
         senders: Sequence[str] = (),
     ) -> PublishResult:
         """Sends the model's tensors, by their checkpoint names and whole, and returns when the fleet serves them.
 
+        version: a label that the fleet has not committed before; one whose attempt came to nothing may be used again.
         named_tensors: a mapping, an iterable of (name, tensor), or a function that gives one; taken in this thread, a
         bucket at a time, always to its end. A tensor must not be written again before this returns. Direct and
         Colocated need a mapping or a function, since they go through it more than once.
+        bucket_bytes: of what travels at once, at least 64 KiB; None: 256 MiB from host memory, and from a GPU 1 GiB or
+        what a sixteenth of its free memory is. timeout: for all of it, in seconds.
         senders, rank: where several ranks send, sender_address of each in the same order everywhere, and this one's
         place; the ranks' tensors add up to the model. Rank 0 asks the fleet.
-        Raises PublishRefused for bad input (nothing was changed), PublishFailed, PublishTimedOut, FleetUnreachable."""
+        Raises PublishRefused for bad input (nothing was changed), PublishFailed, PublishTimedOut, FleetUnreachable.
+        Whatever is raised, KeyboardInterrupt too: spec.weights is as it was, unless the fleet has decided to commit."""
         asked = self._asked(version, senders, rank, transfer, transport, bucket_bytes, timeout)
-        publication = Publication(self._resource, asked)
-        if transfer == "Staged":
-            return publication.staged(self._opened(), named_tensors)
-        if not isinstance(named_tensors, Mapping) and not callable(named_tensors):
-            raise PublishRefused(f"transfer {transfer} needs a mapping of tensors or a function that gives them")
-        return publication.live(self._opened(), named_tensors)
+        return self._published(asked, named_tensors)
 
-    async def apublish(self, version: str, named_tensors: NamedTensors, **options: Any) -> PublishResult:
-        """publish() in a thread; the iterator runs there, too."""
-        return await asyncio.to_thread(self.publish, version, named_tensors, **options)
+    async def apublish(
+        self, version: str, named_tensors: NamedTensors, **options: Unpack[PublishOptions]
+    ) -> PublishResult:
+        """publish() in a thread; the iterator runs there, too. When it is cancelled, what it has begun is taken back
+        before CancelledError is raised."""
+        asked = self._asked_by(version, **options)
+        return await _in_thread(lambda: self._published(asked, named_tensors), asked.halt)
 
     def prepare(
         self,
@@ -108,26 +148,30 @@ class RolloutFleet:
         named_tensors: NamedTensors,
         *,
         transport: str = "Auto",
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         timeout: float = TIMEOUT,
         rank: int = 0,
         senders: Sequence[str] = (),
     ) -> Prepared:
-        """Stages weights beside the engines while they go on serving the present ones; commit() is then only a pause.
-        As publish() otherwise."""
+        """Stages weights beside the engines while they go on serving the present ones, and returns when every engine
+        that takes part has them; commit() is then only a pause. As publish() otherwise. PublishTimedOut names the
+        engines that do not have them; those that do keep them, and commit() may be called."""
         asked = self._asked(version, senders, rank, "Staged", transport, bucket_bytes, timeout)
-        return Publication(self._resource, asked).prepared(self._opened(), named_tensors)
+        return self._prepared(asked, named_tensors)
 
-    async def aprepare(self, version: str, named_tensors: NamedTensors, **options: Any) -> Prepared:
-        return await asyncio.to_thread(self.prepare, version, named_tensors, **options)
+    async def aprepare(self, version: str, named_tensors: NamedTensors, **options: Unpack[SendOptions]) -> Prepared:
+        """prepare() in a thread, as apublish()."""
+        asked = self._asked_by(version, **options)
+        return await _in_thread(lambda: self._prepared(asked, named_tensors), asked.halt)
 
     def commit(self, version: str, *, timeout: float = TIMEOUT) -> PublishResult:
-        """Serves what prepare() has staged. Raises as publish() does."""
-        asked = Asked(version, (), 0, "Staged", "Auto", BUCKET_BYTES, timeout)
-        return Publication(self._resource, asked).commit()
+        """Serves what prepare() has staged. Raises as publish() does; what was prepared stays so."""
+        return self._commit(version, timeout, Future())
 
     async def acommit(self, version: str, *, timeout: float = TIMEOUT) -> PublishResult:
-        return await asyncio.to_thread(self.commit, version, timeout=timeout)
+        """commit() in a thread, as apublish()."""
+        halt: Future[None] = Future()
+        return await _in_thread(lambda: self._commit(version, timeout, halt), halt)
 
     def version(self) -> str:
         """What every routable engine serves now."""
@@ -135,11 +179,20 @@ class RolloutFleet:
 
     # --- tokens ---
 
-    def generate(self, **request: Any) -> Generation:
-        """prompt or input_ids, sampling: SGLang's sampling_params, timeout in seconds. Never sent twice."""
-        return self._router.generate(**request)
+    def generate(
+        self,
+        *,
+        prompt: str | None = None,
+        input_ids: Sequence[int] | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        timeout: float = ANSWER_SECONDS,
+    ) -> Generation:
+        """prompt or input_ids, sampling: SGLang's sampling_params, timeout in seconds. Never sent twice. Raises
+        GenerateFailed, GenerateLost, FleetUnreachable."""
+        return self._router.generate(prompt=prompt, input_ids=input_ids, sampling=sampling, timeout=timeout)
 
-    async def agenerate(self, **request: Any) -> Generation:
+    async def agenerate(self, **request: Unpack[GenerateOptions]) -> Generation:
+        """As generate()."""
         return await self._router.agenerate(**request)
 
     def conversation(self, input_ids: Sequence[int] = ()) -> Conversation:
@@ -160,6 +213,42 @@ class RolloutFleet:
 
     # --- how ---
 
+    def _published(self, asked: Asked, named_tensors: NamedTensors) -> PublishResult:
+        if asked.transfer != "Staged" and not isinstance(named_tensors, Mapping) and not callable(named_tensors):
+            raise PublishRefused(f"transfer {asked.transfer} needs a mapping of tensors or a function that gives them")
+        publication = Publication(self._resource, asked)
+        with self._alone():
+            send = publication.staged if asked.transfer == "Staged" else publication.live
+            return send(self._opened(), named_tensors)  # type: ignore[arg-type]
+
+    def _prepared(self, asked: Asked, named_tensors: NamedTensors) -> Prepared:
+        with self._alone():
+            return Publication(self._resource, asked).prepared(self._opened(), named_tensors)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._sending.acquire(blocking=False):
+            raise PublishRefused(f"this process is sending to fleet {self.name} already: one call after the other")
+        try:
+            yield
+        finally:
+            self._sending.release()
+
+    def _commit(self, version: str, timeout: float, halt: Future[None]) -> PublishResult:
+        asked = Asked(version, (), 0, "Staged", "Auto", None, timeout, halt=halt)
+        return Publication(self._resource, asked).commit()
+
+    def _asked_by(self, version: str, **options: Unpack[PublishOptions]) -> Asked:
+        return self._asked(
+            version,
+            options.get("senders", ()),
+            options.get("rank", 0),
+            options.get("transfer", "Staged"),
+            options.get("transport", "Auto"),
+            options.get("bucket_bytes"),
+            options.get("timeout", TIMEOUT),
+        )
+
     def _asked(
         self,
         version: str,
@@ -167,11 +256,13 @@ class RolloutFleet:
         rank: int,
         transfer: Transfer,
         transport: str,
-        bucket_bytes: int,
+        bucket_bytes: int | None,
         timeout: float,
     ) -> Asked:
-        if bucket_bytes < 1 << 16:
-            raise PublishRefused(f"bucket_bytes {bucket_bytes} is too small: use at least 64 KiB, 256 MiB is good")
+        if transfer not in get_args(Transfer):
+            raise PublishRefused(f"transfer {transfer!r} is none of {', '.join(get_args(Transfer))}")
+        if bucket_bytes is not None and bucket_bytes < LEAST_BUCKET:
+            raise PublishRefused(f"bucket_bytes {bucket_bytes} is too small: use at least 64 KiB, or leave it out")
         if timeout <= 0:
             raise PublishRefused(f"timeout {timeout:g} leaves no time: give seconds")
         listed = list(senders) or [self.sender_address]
@@ -214,3 +305,18 @@ def own_address(server: str) -> str:
     except OSError:
         return ""
     return "" if found.startswith("127.") or found == "::1" else found
+
+
+async def _in_thread(call: Callable[[], T], halt: Future[None]) -> T:
+    """halt: ends it early. A cancelled task waits for that end, for a while."""
+    work = asyncio.ensure_future(asyncio.to_thread(call))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        halt.set_result(None)
+        done, _ = await asyncio.wait([work], timeout=STOP_SECONDS)
+        if not done:
+            log.warning("a cancelled call goes on after %.0f s: it is in the trainer's code", STOP_SECONDS)
+        elif (error := work.exception()) is not None and not isinstance(error, Halted):
+            log.warning("a call was cancelled, and had failed: %s", error)
+        raise

@@ -10,6 +10,7 @@ from ..transfer.handover import shareable
 from ..transfer.link import Link
 from ..transfer.live_sender import LiveSender, LiveSending
 from ..transfer.live_weights import LiveWeights
+from ..transfer.outgoing import bucket_bytes_for
 from ..transfer.session import Hello
 from .room import SenderRoom
 
@@ -22,15 +23,18 @@ def live_job(
     tensors: Mapping[str, Any] | Callable[[], Iterable[tuple[str, Any]]],
     *,
     colocated: bool,
-    bucket_bytes: int,
+    bucket_bytes: int | None,
     host: str,
     timeout: float,
 ) -> Coroutine[Any, Any, None]:
     """Looks at all tensors in the caller's thread, then returns what serves them until it is cancelled; that raises
     WrongForEngine. Raises ManifestRefused."""
-    if colocated and not _in_gpu_memory(tensors):
-        bucket_bytes = min(bucket_bytes, BY_VALUE_BYTES)
-    weights = LiveWeights(tensors, bucket_bytes, shareable if colocated else _buffer)
+
+    def size(first: Any) -> int:
+        wanted = bucket_bytes or bucket_bytes_for(first)
+        return min(wanted, BY_VALUE_BYTES) if colocated and not first.is_cuda else wanted
+
+    weights = LiveWeights(tensors, size, shareable if colocated else _buffer)
     weights.survey()
     groups = room.live_groups = room.live_groups or EngineGroups(host)
 
@@ -39,11 +43,6 @@ def live_job(
 
     mode = "colocated" if colocated else "direct"
     return LiveSender(LiveSending(version, mode, weights, opened, groups.keep, timeout)).serve(room.reception)
-
-
-def _in_gpu_memory(tensors: Mapping[str, Any] | Callable[[], Iterable[tuple[str, Any]]]) -> bool:
-    values = iter(tensors.values() if isinstance(tensors, Mapping) else (value for _, value in tensors()))
-    return bool(getattr(next(values, None), "is_cuda", False))
 
 
 def _buffer(size: int, device: Any) -> Any:

@@ -1,28 +1,42 @@
 """One version on its way into a fleet: the resource asks for it, this process sends it, and what the operator makes of
-it is watched meanwhile."""
+it is watched meanwhile. Whatever ends a call early, an error, Ctrl-C or a cancelled task, spec.weights is put back
+unless the fleet has decided."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from typing import Any
 
 from ..transfer.manifest import ManifestRefused
 from ..transfer.sender import Delivery, SendFailed, Sending, SendReport, send
+from .asking import Asked, Asking, Halted
 from .errors import FleetUnreachable, PublishFailed, PublishRefused, PublishTimedOut
-from .resource import FleetResource, Watch, as_it_was, colocated, distributed
+from .resource import FleetResource, Watch, colocated, distributed
 from .room import SenderRoom
-from .verdict import NOT_OURS, EngineOutcome, Verdict, prepare_verdict, progress, publish_verdict, serving
+from .verdict import (
+    Attempt,
+    EngineOutcome,
+    Verdict,
+    prepare_progress,
+    prepare_verdict,
+    publish_progress,
+    publish_verdict,
+    serving,
+)
+
+log = logging.getLogger(__name__)
 
 VERDICT_SECONDS = 20.0  # how long the operator may take to say what it makes of a failed sending
+LOOK_SECONDS = 0.1
+SETTLE_SECONDS = 60.0  # for the last agent's last word, when the fleet serves the version already
 
 AgainAndAgain = Mapping[str, Any] | Callable[[], Iterable[tuple[str, Any]]]
 NamedTensors = AgainAndAgain | Iterable[tuple[str, Any]]
-Transfer = Literal["Staged", "Direct", "Colocated"]
-Decide = Callable[[Any, int], Verdict | None]
-Ask = Callable[[Any], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,30 +58,27 @@ class PublishResult:
 
 @dataclass(frozen=True)
 class Prepared:
-    """Weights that are staged and not served yet: commit() them."""
+    """Weights that every engine which takes part has staged and does not serve yet: commit() them. agents: as in
+    PublishResult."""
 
     version: str
     root: str
     size: int
     staged_seconds: float
+    agents: tuple[Delivery, ...] = ()
 
 
-@dataclass
-class Asked:
-    """What one call wants. host: this rank's address as agents reach it."""
+@dataclass(frozen=True)
+class _Goal:
+    """What the operator is to come to. undone: what it is called while it is not there."""
 
-    version: str
-    senders: Sequence[str]
-    rank: int
-    transfer: Transfer
-    transport: str
-    bucket_bytes: int
-    timeout: float
-    host: str = ""
-    begun: float = field(default_factory=time.monotonic)
+    verdict: Callable[[Any, Attempt], Verdict | None]
+    progress: Callable[[Any, str], str]
+    undone: str
 
-    def left(self) -> float:
-        return max(0.0, self.begun + self.timeout - time.monotonic())
+
+_PUBLISHED = _Goal(publish_verdict, publish_progress, "not served")
+_PREPARED = _Goal(prepare_verdict, prepare_progress, "not prepared everywhere")
 
 
 class Publication:
@@ -76,49 +87,32 @@ class Publication:
     def __init__(self, resource: FleetResource, asked: Asked) -> None:
         self._resource = resource
         self._asked = asked
-        self._before: Any = {}
+        self._asking = Asking(resource, asked)
+        self._goal = _PUBLISHED
+        self._may_come = False  # the fleet has all that it needs
 
     def staged(self, room: SenderRoom, named_tensors: NamedTensors) -> PublishResult:
         asked = self._asked
         source = distributed(asked.senders, asked.transfer, asked.transport)
-
-        def ask(_: Any) -> dict[str, Any]:
-            return {"version": asked.version, "source": source}
-
-        report, verdict, staged = self._send(room, named_tensors, ask, self._published)
-        return _result(asked, verdict, report, staged)
+        with self._taking_back():
+            found = self._send(room, named_tensors, {"version": asked.version, "source": source})
+        return _result(asked, *found)
 
     def prepared(self, room: SenderRoom, named_tensors: NamedTensors) -> Prepared:
         asked = self._asked
+        self._goal = _PREPARED
         source = distributed(asked.senders, "Staged", asked.transport)
-
-        def ask(_: Any) -> dict[str, Any]:
-            return {"prepare": {"version": asked.version, "source": source}}
-
-        def decide(fleet: Any, generation: int) -> Verdict | None:
-            return prepare_verdict(fleet, asked.version, generation)
-
-        report, verdict, staged = self._send(room, named_tensors, ask, decide)
-        return Prepared(asked.version, verdict.root or report.root, report.size, staged)
+        with self._taking_back():
+            verdict, report, staged = self._send(
+                room, named_tensors, {"prepare": {"version": asked.version, "source": source}}
+            )
+        return Prepared(asked.version, verdict.root or report.root, report.size, staged, report.deliveries)
 
     def commit(self) -> PublishResult:
         """What was prepared."""
-        asked = self._asked
-
-        def ask(fleet: Any) -> dict[str, Any]:
-            prepared = (fleet["spec"].get("weights") or {}).get("prepare") or {}
-            if prepared.get("version") != asked.version:
-                told = prepared.get("version") or "nothing"
-                raise PublishRefused(f"version {asked.version} is not prepared, {told} is: call prepare() first")
-            members = {"disk": None, "distributed": None, "colocated": None}
-            # It is no longer ahead of anything, and must not be asked for again when yet another version serves.
-            return {"version": asked.version, "source": {**members, **prepared["source"]}, "prepare": None}
-
-        watch = self._ask_and_watch(ask, self._published)
-        try:
-            return _result(asked, self._verdict(watch), None, 0.0)
-        finally:
-            watch.stop()
+        with self._taking_back(), self._watching(self._asking.for_prepared) as watch:
+            self._may_come = True
+            return _result(self._asked, self._verdict(watch), None, 0.0)
 
     def live(self, room: SenderRoom, named_tensors: AgainAndAgain) -> PublishResult:
         """Direct and Colocated: given to the engines while they are paused."""
@@ -130,42 +124,32 @@ class Publication:
         if not hand_over:
             source = distributed(asked.senders, asked.transfer, asked.transport)
         try:
-            job = room.start(
-                live_job(
-                    room,
-                    asked.version,
-                    named_tensors,
-                    colocated=hand_over,
-                    bucket_bytes=asked.bucket_bytes,
-                    host=asked.host,
-                    timeout=asked.timeout,
-                )
+            work = live_job(
+                room,
+                asked.version,
+                named_tensors,
+                colocated=hand_over,
+                bucket_bytes=asked.bucket_bytes,
+                host=asked.host,
+                timeout=asked.timeout,
             )
         except ManifestRefused as error:
             raise PublishRefused(str(error)) from error
-        watch: Watch | None = None
+        job = room.start(work)
+        patch = {"version": asked.version, "source": source}
         try:
-            watch = self._ask_and_watch(lambda _: {"version": asked.version, "source": source}, self._published)
-            while not watch.found.done() and not job.done():
-                time.sleep(0.02)
-            if job.done() and (wrong := job.exception()) is not None:
-                raise self._failure(watch, str(wrong), lasting=True)
-            return _result(asked, self._verdict(watch), None, 0.0)
+            # Taken back while the job still serves: if the decision falls just then, engines get what they were told.
+            with self._taking_back(), self._watching(lambda: self._asking.for_new(patch)) as watch:
+                self._first_of(job, watch.found)
+                if job.done() and (wrong := job.exception()) is not None:
+                    raise self._failure(watch, str(wrong), lasting=True)
+                return _result(asked, self._verdict(watch), None, 0.0)
         finally:
-            job.cancel()
-            if watch is not None:
-                watch.stop()
-
-    def _published(self, fleet: Any, generation: int) -> Verdict | None:
-        return publish_verdict(fleet, self._asked.version, generation)
+            job.end()
 
     def _send(
-        self,
-        room: SenderRoom,
-        named_tensors: NamedTensors,
-        ask: Ask,
-        decide: Decide,
-    ) -> tuple[SendReport, Verdict, float]:
+        self, room: SenderRoom, named_tensors: NamedTensors, patch: dict[str, Any]
+    ) -> tuple[Verdict, SendReport, float]:
         """Sends to the agents' stages while the fleet is watched."""
         from ..transfer.outgoing import buckets_of, described
 
@@ -175,68 +159,117 @@ class Publication:
         feed = room.feed()
         keeper = room.keeper(asked.transport, asked.host)
         sending = Sending(asked.version, asked.timeout)
-        job: Future[SendReport] = room.start(send(room.reception, keeper, sending, feed.stream()))
-        watch: Watch | None = None
+        job = room.start(send(room.reception, keeper, sending, feed.stream()))
         try:
-            watch = self._ask_and_watch(ask, decide)
-            try:
-                feed.give(buckets_of(_pairs(named_tensors), asked.bucket_bytes), (job, watch.found))
-                while not job.done() and not watch.found.done():
-                    time.sleep(0.01)
-                if not job.done() and watch.found.exception() is None and watch.found.result().outcome == "Failed":
-                    raise self._failed(watch.found.result())
-                report = job.result(asked.left())
-            except ManifestRefused as error:
-                raise self._failure(watch, str(error), lasting=True) from error
-            except SendFailed as error:
-                if asked.left() == 0 and not error.lasting:
-                    self._take_back()
-                    raise self._late() from error
-                reasons = {one.receiver: one.reason for one in error.deliveries}
-                raise self._failure(watch, str(error), lasting=error.lasting, agents=reasons) from error
-            except PublishFailed:
-                raise
-            except TimeoutError:
-                self._take_back()
-                raise self._late() from None
-            except BaseException as error:  # of the trainer's own iterator, or it is being stopped
-                job.cancel()
-                if isinstance(error, Exception):
-                    wait([watch.found], VERDICT_SECONDS)
-                self._take_back()
-                raise
-            staged = time.monotonic() - asked.begun
-            return report, self._verdict(watch), staged
+            with self._watching(lambda: self._asking.for_new(patch)) as watch:
+                try:
+                    feed.give(buckets_of(_pairs(named_tensors), asked.bucket_bytes), (job, watch.found, asked.halt))
+                    report = self._sent(job, watch)
+                except ManifestRefused as error:
+                    raise self._failure(watch, str(error), lasting=True) from error
+                except SendFailed as error:
+                    if asked.left() == 0 and not error.lasting:
+                        raise self._late() from error
+                    reasons = {one.receiver: one.reason for one in error.deliveries}
+                    raise self._failure(watch, str(error), lasting=error.lasting, agents=reasons) from error
+                except (PublishFailed, PublishTimedOut, FleetUnreachable, Halted):
+                    raise
+                except Exception:  # of the trainer's own iterator: the operator may say first what it makes of it
+                    job.end()
+                    self._wait([watch.found], VERDICT_SECONDS)
+                    raise
+                staged = time.monotonic() - asked.begun
+                self._may_come = True
+                verdict = self._verdict(watch)
+                self._compare(report, verdict)
+                return verdict, report, staged
         finally:
-            job.cancel()
-            if watch is not None:
-                watch.stop()
+            job.end()
 
-    def _ask_and_watch(self, ask: Ask, decide: Decide) -> Watch:
+    def _sent(self, job: Future[SendReport], watch: Watch) -> SendReport:
+        """When all agents that are left have the weights."""
         asked = self._asked
-        generation = 0
-        if asked.rank == 0:
+        self._first_of(job, watch.found)
+        if not job.done() and watch.found.done() and watch.found.exception() is None:
+            verdict = watch.found.result()
+            if verdict.outcome == "Failed":
+                raise self._failed(verdict)
+            if not self._wait([job], min(SETTLE_SECONDS, asked.left())):
+                raise self._other_bytes(verdict, "of an earlier attempt, none of its agents has taken these")
+        if not job.done() and not self._wait([job], asked.left()):
+            raise self._late()
+        return job.result()
 
-            def weights(fleet: Any) -> dict[str, Any]:
-                self._before = fleet["spec"].get("weights") or {}
-                return ask(fleet)
+    def _compare(self, report: SendReport, verdict: Verdict) -> None:
+        """The label must mean what was sent. Only the last rank's agents knew the whole."""
+        asked = self._asked
+        if asked.rank == len(asked.senders) - 1 and verdict.root and verdict.root != report.root:
+            raise self._other_bytes(verdict, f"root {verdict.root[:12]}, {report.root[:12]} was sent")
 
-            generation = self._resource.ask_for(asked.version, weights)["metadata"]["generation"]
-        else:
-            generation = NOT_OURS  # somebody else's version is no answer before rank 0 has asked
-        return self._resource.watch(lambda fleet: decide(fleet, generation), asked.left())
+    def _other_bytes(self, verdict: Verdict, what: str) -> PublishFailed:
+        version = self._asked.version
+        return PublishFailed(
+            f"version {version}: the fleet has other bytes by this label ({what}): publish under another label",
+            serving=verdict.serving,
+        )
+
+    # --- waiting ---
+
+    @contextlib.contextmanager
+    def _taking_back(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            if self._may_come and isinstance(error, PublishTimedOut | FleetUnreachable):
+                raise  # the fleet goes on by itself, and nothing more is needed of this process
+            if left := self._asking.take_back():
+                log.warning("%s", left)
+                if isinstance(error, PublishFailed):
+                    error.left = left
+                else:
+                    error.add_note(left)
+            raise
+
+    @contextlib.contextmanager
+    def _watching(self, ask: Callable[[], Attempt]) -> Iterator[Watch]:
+        try:
+            attempt = ask()
+        except TimeoutError:
+            raise self._late() from None
+        watch = self._resource.watch(lambda fleet: self._goal.verdict(fleet, attempt), self._asked.left())
+        try:
+            yield watch
+        finally:
+            watch.stop()
+
+    def _first_of(self, *futures: Future[Any]) -> None:
+        """Waits until one of them is done, which a watch is at the deadline."""
+        self._wait(futures, self._asked.left() + 1.0)
+
+    def _wait(self, futures: Iterable[Future[Any]], seconds: float) -> bool:
+        """Whether one of them is done. Raises Halted."""
+        halt, ends = self._asked.halt, time.monotonic() + seconds
+        waited = {*futures, halt}
+        # In slices: a signal that another thread was given wakes nobody who waits in this one.
+        while not (done := wait(waited, LOOK_SECONDS, FIRST_COMPLETED)[0]) and time.monotonic() < ends:
+            pass
+        if halt in done:
+            raise Halted
+        return bool(done)
 
     def _verdict(self, watch: Watch) -> Verdict:
+        self._wait([watch.found], self._asked.left() + 1.0)
         try:
-            verdict = watch.found.result(self._asked.left() + 1.0)
+            verdict = watch.found.result(0)
         except TimeoutError:
             raise self._late() from None
         if verdict.outcome == "Failed":
             raise self._failed(verdict)
         return verdict
 
+    # --- what went wrong ---
+
     def _failed(self, verdict: Verdict) -> PublishFailed:
-        self._take_back()
         reasons = {one.name: one.message for one in verdict.engines if one.message}
         return PublishFailed(
             f"version {self._asked.version}: {verdict.sentence}", serving=verdict.serving, engines=reasons
@@ -246,47 +279,24 @@ class Publication:
         self, watch: Watch, sentence: str, *, lasting: bool, agents: Mapping[str, str] | None = None
     ) -> PublishFailed:
         """After the sending failed; what the operator says of it is waited for, it may name the engines."""
-        try:
-            verdict = watch.found.result(min(VERDICT_SECONDS, self._asked.left()))
-            reasons = {one.name: one.message for one in verdict.engines if one.message}
-        except (TimeoutError, FleetUnreachable):
-            reasons = {}
-        self._take_back()
-        now = serving(self._resource.last)
+        self._wait([watch.found], min(VERDICT_SECONDS, self._asked.left()))
+        reasons = {}
+        if watch.found.done() and watch.found.exception() is None:
+            reasons = {one.name: one.message for one in watch.found.result().engines if one.message}
         return PublishFailed(
             f"version {self._asked.version}: {sentence}",
-            serving=now,
+            serving=serving(self._resource.last),
             engines={**(agents or {}), **reasons},
             lasting=lasting,
         )
 
     def _late(self) -> PublishTimedOut:
-        asked = self._asked
+        asked, now = self._asked, self._resource.last
+        progress = self._goal.progress(now, asked.version)
         return PublishTimedOut(
-            f"version {asked.version} is not served after {asked.timeout:.0f} s: {progress(self._resource.last)}",
-            serving=serving(self._resource.last),
+            f"version {asked.version} is {self._goal.undone} after {asked.timeout:.0f} s: {progress}",
+            serving=serving(now),
         )
-
-    def _take_back(self) -> None:
-        """Nobody holds the version: the fleet would ask this trainer for it again and again."""
-        asked = self._asked
-        if asked.rank != 0:
-            return
-
-        def weights(fleet: Any) -> dict[str, Any]:
-            now = fleet["spec"].get("weights") or {}
-            transaction = ((fleet.get("status") or {}).get("weights") or {}).get("transaction") or {}
-            if (now.get("prepare") or {}).get("version") == asked.version and now.get("version") != asked.version:
-                return {"prepare": None}
-            decided = transaction.get("version") == asked.version and transaction.get("decision") == "Commit"
-            if now.get("version") != asked.version or decided:
-                raise PublishRefused("it is not ours any more")
-            return as_it_was(self._before)
-
-        try:
-            self._resource.ask_for(asked.version, weights, known=True)
-        except (PublishRefused, FleetUnreachable):
-            return  # what failed is told; the operator goes on trying, which harms nothing
 
 
 def _look_at(named_tensors: Mapping[str, Any], described: Callable[[str, Any], object]) -> None:

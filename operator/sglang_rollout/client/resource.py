@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from ..cli.cluster import Cluster
@@ -14,10 +15,18 @@ from ..cli.connection import Object
 from ..cli.exits import Failure, NotFound, Refused
 from ..transfer.link import host_port
 from .errors import FleetUnreachable, PublishRefused
-from .verdict import Verdict, why_not
+from .verdict import Verdict
 
-CONFLICTS = 20
+LOOK_SECONDS = 0.1
 _PATH = "/apis/rollout.sglang.io/v1alpha1/namespaces/{}/sglangrollouts/{}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A merge patch of spec.weights, empty: as it is. last: nothing more is to be asked for."""
+
+    weights: Object
+    last: bool = True
 
 
 class FleetResource:
@@ -39,28 +48,41 @@ class FleetResource:
             raise FleetUnreachable(error.message) from error
         return self.last
 
-    def ask_for(self, version: str, weights: Callable[[Object], Object], *, known: bool = False) -> Object:
-        """Patches spec.weights to what `weights` makes of the fleet as it is; nobody else can have changed it in
-        between. known: the version may exist. Raises PublishRefused with the API server's own sentence."""
-        for _ in range(CONFLICTS):
+    def change(self, decide: Callable[[Object], Change | None], deadline: float) -> Object:
+        """Patches spec.weights as `decide` says, of the fleet as it is; nobody else can have changed it in between.
+        None: look again in a moment. Returns the fleet after the change that is the last. deadline: time.monotonic().
+        Raises PublishRefused with the API server's own sentence, TimeoutError."""
+        while True:
             fleet = self.read()
-            if not known and (reason := why_not(fleet, version)):
-                raise PublishRefused(reason)
-            body = {
-                "metadata": {"resourceVersion": fleet["metadata"]["resourceVersion"]},
-                "spec": {"weights": weights(fleet)},
-            }
-            try:
-                path = _PATH.format(self._cluster.namespace, self.name)
-                query = {"fieldManager": "sglang-rollout-client", "fieldValidation": "Strict"}
-                self.last = self._cluster.connection.call("PATCH", path, body, **query)
-                return self.last
-            except Refused as error:
-                if "the object has been modified" not in error.message:
-                    raise PublishRefused(error.message) from error
-            except Failure as error:
-                raise FleetUnreachable(error.message) from error
-        raise FleetUnreachable(f"fleet {self.name} changes too often to be changed")
+            change = decide(fleet)
+            if change is not None and change.weights:
+                patched = self._patch(fleet, change.weights)
+                if patched is not None and change.last:
+                    return patched
+            elif change is not None and change.last:
+                return fleet
+            else:
+                time.sleep(LOOK_SECONDS)
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+
+    def _patch(self, fleet: Object, weights: Object) -> Object | None:
+        """None: somebody else was faster."""
+        body = {
+            "metadata": {"resourceVersion": fleet["metadata"]["resourceVersion"]},
+            "spec": {"weights": weights},
+        }
+        path = _PATH.format(self._cluster.namespace, self.name)
+        query = {"fieldManager": "sglang-rollout-client", "fieldValidation": "Strict"}
+        try:
+            self.last = self._cluster.connection.call("PATCH", path, body, **query)
+        except Refused as error:
+            if "the object has been modified" not in error.message:
+                raise PublishRefused(error.message) from error
+            return None
+        except Failure as error:
+            raise FleetUnreachable(error.message) from error
+        return self.last
 
     def watch(self, decide: Callable[[Object], Verdict | None], timeout: float) -> Watch:
         return Watch(self, self._cluster, decide, timeout)
@@ -116,7 +138,7 @@ def _listed(senders: Sequence[str]) -> list[dict[str, Any]]:
     return [{"address": host, "port": port} for host, port in map(host_port, senders)]
 
 
-def as_it_was(weights: Object | None) -> dict[str, Any]:
+def as_it_was(weights: Mapping[str, Any] | None) -> dict[str, Any]:
     """A patch that puts version and source back, and what was prepared."""
     before = weights or {}
     source = before.get("source")

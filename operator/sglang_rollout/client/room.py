@@ -17,6 +17,7 @@ from ..transfer.transports.available import sender_transports
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.2
+END_SECONDS = 10.0
 
 
 class SenderRoom:
@@ -38,11 +39,11 @@ class SenderRoom:
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Job[T]:
         """Returns when it has run up to its first wait."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        job = self.call(_begun(work))
         self.call(asyncio.sleep(0))
-        return future
+        return job
 
     def keeper(self, transport: str, host: str) -> GroupKeeper:
         """Of the groups by this transport, or "Auto"."""
@@ -74,16 +75,52 @@ class SenderRoom:
             self._loop.close()
 
 
+class Job(concurrent.futures.Future[T]):
+    """Of what goes on in the room's event loop: done when nothing of it goes on any more."""
+
+    def __init__(self, task: asyncio.Task[T]) -> None:
+        super().__init__()
+        self._task = task
+        task.add_done_callback(self._over)
+
+    def cancel(self) -> bool:
+        self._task.get_loop().call_soon_threadsafe(self._task.cancel)
+        return True
+
+    def end(self) -> None:
+        """Returns when it has told its agents, after a while in any case."""
+        if not self.done():
+            self.cancel()
+            concurrent.futures.wait([self], END_SECONDS)
+
+    def _over(self, task: asyncio.Task[T]) -> None:
+        if task.cancelled():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif (error := task.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(task.result())
+
+
+async def _begun(work: Coroutine[Any, Any, T]) -> Job[T]:
+    return Job(asyncio.get_running_loop().create_task(work))
+
+
+class TrainerStopped(Exception):
+    """In the midst of its iterator, by a signal."""
+
+
 class Feed:
     """Buckets from the trainer's thread to the sender's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: asyncio.Queue[Outgoing | BaseException | None] = asyncio.Queue(1)
+        self._waiting: asyncio.Queue[Outgoing | Exception | None] = asyncio.Queue(1)
 
     async def stream(self) -> AsyncIterator[Outgoing]:
         while (one := await self._waiting.get()) is not None:
-            if isinstance(one, BaseException):
+            if isinstance(one, Exception):
                 raise one
             yield one
 
@@ -95,12 +132,15 @@ class Feed:
         try:
             for one in buckets:
                 wanted = wanted and self._put(one, ends)
-        except BaseException as error:
+        except Exception as error:
             self._put(error, ends)
+            raise
+        except BaseException as error:  # as itself it would end the sender's event loop
+            self._put(TrainerStopped(f"the trainer was stopped: {type(error).__name__}"), ends)
             raise
         self._put(None, ends)
 
-    def _put(self, one: Outgoing | BaseException | None, ends: list[concurrent.futures.Future[Any]]) -> bool:
+    def _put(self, one: Outgoing | Exception | None, ends: list[concurrent.futures.Future[Any]]) -> bool:
         putting = asyncio.run_coroutine_threadsafe(self._waiting.put(one), self._loop)
         while not any(end.done() for end in ends):
             with contextlib.suppress(TimeoutError):

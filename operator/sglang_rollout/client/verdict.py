@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Object = Mapping[str, Any]
+from .labels import asked_version, has_failed, is_seen, weights_status
 
-_VERSION = re.compile(r"[!-~]([ -~]*[!-~])?")
-MAX_VERSION = 128
-NOT_OURS = 1 << 62  # a generation: another rank asks for the version, when it does
+Object = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -36,92 +33,77 @@ class Verdict:
     engines: tuple[EngineOutcome, ...] = field(default=())
 
 
-def weights_status(fleet: Object) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = (fleet.get("status") or {}).get("weights") or {}
-    return found
+@dataclass(frozen=True)
+class Attempt:
+    """Which of the operator's words are of this attempt and not of an earlier one by the same label. generation: of the
+    resource that asks for it; 0: another rank asks. over: what had ended before this rank began."""
+
+    version: str
+    generation: int = 0
+    over: frozenset[str] = frozenset()
+
+    @classmethod
+    def of_others(cls, fleet: Object, version: str) -> Attempt:
+        """fleet: as it is when this rank begins. What is complete then was so without this rank's part."""
+        status = weights_status(fleet)
+        transaction, prepared = status.get("transaction") or {}, status.get("prepared") or {}
+        over = [_identity(transaction)] if transaction.get("completedAt") else []
+        over += [_identity(prepared)] if prepared.get("failedAt") or _is_complete(prepared) else []
+        return cls(version, over=frozenset(over))
+
+    def has(self, told: Mapping[str, Any]) -> bool:
+        """told: status.weights.transaction or .prepared, which name the generation that they were planned from."""
+        same = told.get("version") == self.version and int(told.get("generation") or 0) >= self.generation
+        return same and _identity(told) not in self.over
 
 
 def serving(fleet: Object) -> str:
     return str(weights_status(fleet).get("version") or "")
 
 
-def why_not(fleet: Object, version: str) -> str:
-    """Why this version must not be published now; empty: it may."""
-    name = fleet["metadata"]["name"]
-    spec, status = fleet.get("spec") or {}, weights_status(fleet)
-    if len(version) > MAX_VERSION or not _VERSION.fullmatch(version) or version == "default":
-        return (
-            f"{version!r} is no label of weights: use 1 to {MAX_VERSION} printable characters without a space at "
-            "either end, and not 'default'"
-        )
-    if fleet["metadata"].get("deletionTimestamp"):
-        return f"fleet {name} is being deleted"
-    if spec.get("control") == "External":
-        return (
-            f"fleet {name} has control External: move its weights through the agents, as docs/external-control.md says"
-        )
-    known = {str(entry.get("version")) for entry in status.get("history") or ()}
-    asked = (spec.get("weights") or {}).get("version")
-    if version in known or version in (asked, status.get("version")):
-        return f"fleet {name} knows version {version} already: a version means one set of bytes, choose another label"
-    if (open_ := _open_transaction(fleet)) and not _failed(status):
-        return (
-            f"fleet {name} is moving to version {open_} now, for the trainer at {_senders(fleet)}: wait until it is "
-            "done, or stop that trainer"
-        )
-    if not (fleet.get("status") or {}).get("engines"):
-        return f"fleet {name} has no engines: raise spec.replicas and wait until they are ready"
-    return ""
-
-
-def publish_verdict(fleet: Object, version: str, generation: int) -> Verdict | None:
-    """None: not over yet. generation: of the resource once it asked for this version; what the operator says of an
-    older one is of an earlier attempt."""
+def publish_verdict(fleet: Object, attempt: Attempt) -> Verdict | None:
+    """None: not over yet."""
     status = weights_status(fleet)
     transaction = status.get("transaction") or {}
-    ours = transaction.get("version") == version and _answers(fleet, generation)
+    ours = attempt.has(transaction)
     now = serving(fleet)
     if fleet["metadata"].get("deletionTimestamp"):
         return Verdict("Failed", "the fleet is being deleted", now)
-    if ours and now == version and transaction.get("completedAt"):
+    if ours and now == attempt.version and transaction.get("completedAt"):
         return Verdict(
             "Committed",
             serving=now,
             root=str(transaction.get("root") or ""),
             stall_seconds=float(transaction.get("stallSeconds") or 0),
-            engines=outcomes(fleet, version),
+            engines=outcomes(fleet, attempt.version),
         )
-    if ours and _failed(status):
-        return Verdict("Failed", str(transaction.get("message") or "it failed"), now, engines=outcomes(fleet, version))
-    asked = ((fleet.get("spec") or {}).get("weights") or {}).get("version")
-    if asked != version and fleet["metadata"].get("generation", 0) >= generation:
+    if ours and has_failed(status):
+        told = str(transaction.get("message") or "it failed")
+        return Verdict("Failed", told, now, engines=outcomes(fleet, attempt.version))
+    asked = asked_version(fleet)
+    if attempt.generation and asked != attempt.version and _is_later(fleet, attempt):
         if ours and transaction.get("decision") == "Commit":
             return None
         return Verdict("Failed", f"somebody else has asked for version {asked or 'of model.path'} meanwhile", now)
     return None
 
 
-def prepare_verdict(fleet: Object, version: str, generation: int) -> Verdict | None:
-    """As publish_verdict()."""
-    status = weights_status(fleet)
-    prepared = status.get("prepared") or {}
+def prepare_verdict(fleet: Object, attempt: Attempt) -> Verdict | None:
+    """As publish_verdict(). Prepared: all engines that take part hold it; until then the operator's message names those
+    that do not."""
+    prepared = weights_status(fleet).get("prepared") or {}
     if fleet["metadata"].get("deletionTimestamp"):
         return Verdict("Failed", "the fleet is being deleted", serving(fleet))
-    if prepared.get("version") != version:
-        asked = (((fleet.get("spec") or {}).get("weights") or {}).get("prepare") or {}).get("version")
-        return None if asked == version else Verdict("Failed", f"somebody else prepares {asked}", serving(fleet))
-    if not _answers(fleet, generation):
+    wanted = (((fleet.get("spec") or {}).get("weights") or {}).get("prepare") or {}).get("version")
+    if attempt.generation and wanted != attempt.version and _is_later(fleet, attempt):
+        return Verdict("Failed", f"somebody else prepares {wanted or 'nothing'} now", serving(fleet))
+    if not attempt.has(prepared) or not is_seen(fleet, attempt.generation):
         return None
     if prepared.get("failedAt"):
         return Verdict("Failed", str(prepared.get("message") or "it failed"), serving(fleet))
-    if prepared.get("root") and prepared.get("engines") and not prepared.get("message"):
+    if _is_complete(prepared):
         return Verdict("Prepared", serving=serving(fleet), root=str(prepared["root"]))
     return None
-
-
-def _answers(fleet: Object, generation: int) -> bool:
-    """Whether the operator has seen the resource of that generation."""
-    return generation == NOT_OURS or int((fleet.get("status") or {}).get("observedGeneration") or 0) >= generation
 
 
 def outcomes(fleet: Object, version: str) -> tuple[EngineOutcome, ...]:
@@ -136,35 +118,35 @@ def outcomes(fleet: Object, version: str) -> tuple[EngineOutcome, ...]:
     )
 
 
-def progress(fleet: Object) -> str:
-    """What the fleet is doing with the version that is asked for, for an error that says why it is not done."""
+def publish_progress(fleet: Object, version: str) -> str:
+    """What the fleet is doing with the version, for an error that says why it is not done."""
     status = weights_status(fleet)
     transaction = status.get("transaction") or {}
-    if not transaction:
+    if transaction.get("version") != version:
         return "the operator has not begun: does it run?"
     counts = f"{transaction.get('prepared', 0)} engines prepared, {transaction.get('committed', 0)} committed"
-    message = f"; {transaction['message']}" if transaction.get("message") else ""
-    return f"{status.get('phase', 'Idle')}, {counts}{message}"
+    return f"{status.get('phase', 'Idle')}, {counts}{_because(transaction)}"
 
 
-def _failed(status: Mapping[str, Any]) -> bool:
-    return bool(status.get("phase") == "Failed" or (status.get("transaction") or {}).get("decision") == "Abort")
+def prepare_progress(fleet: Object, version: str) -> str:
+    """As publish_progress()."""
+    prepared = weights_status(fleet).get("prepared") or {}
+    if prepared.get("version") != version:
+        return "the operator has not begun: does it run?"
+    return f"{prepared.get('engines', 0)} engines hold it{_because(prepared)}"
 
 
-def _open_transaction(fleet: Object) -> str:
-    status = weights_status(fleet)
-    transaction = status.get("transaction") or {}
-    if transaction and not transaction.get("completedAt"):
-        return str(transaction.get("version"))
-    asked = str(((fleet.get("spec") or {}).get("weights") or {}).get("version") or "")
-    target = str(status.get("targetVersion") or "")
-    # Asked for, and not seen by the operator yet.
-    return asked if asked and asked not in (target, status.get("version")) else ""
+def _identity(told: Mapping[str, Any]) -> str:
+    return str(told.get("id") or f"{told.get('generation')}.{told.get('attempt')}")
 
 
-def _senders(fleet: Object) -> str:
-    transaction = weights_status(fleet).get("transaction") or {}
-    told = (transaction.get("source") or {}).get("senders") or []
-    source = ((fleet.get("spec") or {}).get("weights") or {}).get("source") or {}
-    asked = (source.get("distributed") or source.get("colocated") or {}).get("senders") or []
-    return ", ".join(told or [f"{one['address']}:{one['port']}" for one in asked]) or "another place"
+def _is_complete(prepared: Mapping[str, Any]) -> bool:
+    return bool(prepared.get("root") and prepared.get("engines") and not prepared.get("message"))
+
+
+def _because(told: Mapping[str, Any]) -> str:
+    return f"; {told['message']}" if told.get("message") else ""
+
+
+def _is_later(fleet: Object, attempt: Attempt) -> bool:
+    return int(fleet["metadata"].get("generation") or 0) >= attempt.generation

@@ -28,9 +28,14 @@ class LiveWeights:
     must not change until all engines have them: that is looked at, and refused."""
 
     def __init__(
-        self, tensors: NamedTensors, bucket_bytes: int, allocate: Callable[[int, Any], Any], algorithm: str = ""
+        self,
+        tensors: NamedTensors,
+        bucket_bytes: int | Callable[[Any], int],
+        allocate: Callable[[int, Any], Any],
+        algorithm: str = "",
     ) -> None:
-        """`allocate`: a buffer of so many bytes (torch.uint8) on that device, from which they are sent."""
+        """`bucket_bytes`: a function tells it from the first tensor, once. `allocate`: a buffer of so many bytes
+        (torch.uint8) on that device, from which they are sent."""
         self._tensors = tensors
         self._bucket_bytes = bucket_bytes
         self._allocate = allocate
@@ -94,7 +99,13 @@ class LiveWeights:
     def _buckets(self) -> Iterator[TensorBucket]:
         """Raises ManifestRefused."""
         named = self._tensors.items() if isinstance(self._tensors, Mapping) else self._tensors()
-        return buckets_of(named, self._bucket_bytes)
+        return buckets_of(named, self._size)
+
+    def _size(self, first: Any) -> int:
+        """The same each time: free memory is not."""
+        if callable(self._bucket_bytes):
+            self._bucket_bytes = self._bucket_bytes(first)
+        return self._bucket_bytes
 
     def _flat(self, bucket: TensorBucket) -> Any:
         into = self._allocate(bucket.bucket.size, bucket.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,11 @@ from .digests import new_hash
 from .dtypes import DTYPES
 from .manifest import Bucket, ManifestRefused, Tensor, bucket_of, tensor_of
 from .transports import pieces_of
+
+HOST_BUCKET = 256 << 20
+GPU_BUCKET = 1 << 30
+LEAST_GPU_BUCKET = 64 << 20
+GPU_SHARE = 16  # of free memory that one bucket may take: four are kept at once
 
 _NAMES = {getattr(torch, kind.torch): name for name, kind in DTYPES.items() if hasattr(torch, kind.torch)}
 
@@ -33,23 +38,41 @@ def described(name: str, tensor: Any) -> Tensor:
     return tensor_of(name, _NAMES[tensor.dtype], list(tensor.shape))
 
 
-def buckets_of(named: Iterable[tuple[str, Any]], bucket_bytes: int) -> Iterator[TensorBucket]:
-    """As the tensors come; one that is larger than a bucket gets one of its own. Raises ManifestRefused."""
+def bucket_bytes_for(tensor: torch.Tensor) -> int:
+    """What suits where the tensor is: each bucket costs a decoding GPU about as much time, so few large ones are good
+    there (docs/performance.md); in host memory larger ones win nothing."""
+    if not tensor.is_cuda:
+        return HOST_BUCKET
+    free: int = torch.cuda.mem_get_info(tensor.device)[0]
+    free += torch.cuda.memory_reserved(tensor.device) - torch.cuda.memory_allocated(tensor.device)
+    return max(LEAST_GPU_BUCKET, min(GPU_BUCKET, free // GPU_SHARE))
+
+
+def buckets_of(
+    named: Iterable[tuple[str, Any]], bucket_bytes: int | Callable[[torch.Tensor], int] | None
+) -> Iterator[TensorBucket]:
+    """As the tensors come; one that is larger than a bucket gets one of its own. bucket_bytes: a function tells it from
+    the first tensor; None: bucket_bytes_for(). Raises ManifestRefused."""
     waiting: list[tuple[Tensor, torch.Tensor]] = []
-    size = 0
+    size = limit = 0
     seen: set[str] = set()
     for name, tensor in named:
         one = described(name, tensor)
         if name in seen:
             raise ManifestRefused(f"tensor {name} is there twice: send each name once")
         seen.add(name)
-        if waiting and size + one.size > bucket_bytes:
+        limit = limit or _limit(bucket_bytes, tensor)
+        if waiting and size + one.size > limit:
             yield TensorBucket(waiting)
             waiting, size = [], 0
         waiting.append((one, tensor.detach()))
         size += one.size
     if waiting:
         yield TensorBucket(waiting)
+
+
+def _limit(bucket_bytes: int | Callable[[torch.Tensor], int] | None, first: torch.Tensor) -> int:
+    return bucket_bytes if isinstance(bucket_bytes, int) else (bucket_bytes or bucket_bytes_for)(first)
 
 
 class TensorBucket:

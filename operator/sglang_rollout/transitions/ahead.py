@@ -18,6 +18,8 @@ from .preparation import different_bytes
 from .sources import Keepers, agents_of, transfer_of
 from .weight_steps import RETRY_SECONDS, MoveOrders, WeightsPlan
 
+NAMED = 3  # engines, in a message
+
 
 def staged_ahead(
     plan: WeightsPlan, members: Collection[EngineView], keepers: Keepers, spec: Spec, generation: int, now: datetime
@@ -84,8 +86,17 @@ def _judged(prepared: PreparedStatus, engines: Collection[EngineView], now: date
         return found.model_copy(
             update={"failed_at": timestamp(now), "message": (refused or errors)[0][:2000], "root": ""}
         )
-    waits = "" if len(done) == len(reports) else (errors or [prepared.message])[0]
+    waits = "" if len(done) == len(reports) else (errors or [_waits_for(prepared, engines, done)])[0]
     return found.model_copy(update={"message": waits[:2000]})
+
+
+def _waits_for(prepared: PreparedStatus, engines: Collection[EngineView], done: Collection[int]) -> str:
+    """Which engines have yet to report it. The reason of the last failure stays in sight while it is tried again."""
+    if prepared.attempt > 1 and prepared.message:
+        return prepared.message
+    names = [engine.name for engine in engines if engine.index not in done]
+    rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"waiting for {', '.join(names[:NAMED])}{rest}"
 
 
 def _reports(engine: EngineView, move_id: str) -> list[MoveReport]:
