@@ -8,6 +8,7 @@ from typing import Any
 from sglang_rollout.api import API_VERSION, KIND, Status
 from sglang_rollout.api.conditions import ConditionType, with_condition
 from sglang_rollout.controller.kinds import Object
+from sglang_rollout.transitions.planned import DeleteOrder, EventNote, Plan, Rest
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -26,6 +27,18 @@ def status(message: str = "", *, ready: bool = False, generation: int = 1, routa
         (), ConditionType.READY, ready, "Ready" if ready else "Waiting", message, generation=generation, now=NOW
     )
     return Status(observed_generation=generation, routable_replicas=routable, conditions=conditions)
+
+
+def plan(
+    status: Status,
+    applies: tuple[Object, ...] = (),
+    deletes: tuple[DeleteOrder, ...] = (),
+    events: tuple[EventNote, ...] = (),
+    **orders: Any,
+) -> Plan:
+    """orders: fields of Plan."""
+    phase = status.weights.phase if status.weights else ""
+    return Plan(lambda: Rest(status, applies, deletes, events), phase, bool(events), **orders)
 
 
 def config_map(name: str = "fleet-fleet", value: str = "1", owner: str = "uid-fleet") -> Object:

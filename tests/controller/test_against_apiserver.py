@@ -28,6 +28,7 @@ from sglang_rollout.protocol.fleet import Trust, audience
 from sglang_rollout.transitions.observed import Observed
 from sglang_rollout.transitions.plan import plan
 from sglang_rollout.transitions.planned import EventNote, Plan
+from tests.controller import fleets
 from tests.controller.fake_kube import eventually
 from tests.controller.operators import Fleet, client, exists, fleet, new_lease, operator, operator_program, until
 
@@ -236,7 +237,8 @@ async def test_a_decision_never_overwrites_a_newer_resource(server: ApiServer) -
         if observed.rollout.spec.replicas == 2 and not racing.is_set():
             racing.set()
             server.kubectl("patch", "sgr", "race", "-n", "ns", "--type=merge", "-p", '{"spec":{"replicas":3}}')
-        return Plan(made.status, decision=True, events=(EventNote("Normal", "Decided", f"for {seen[-1]}"),))
+        note = EventNote("Normal", "Decided", f"for {seen[-1]}")
+        return fleets.plan(made.status, events=(note,), decision=True)
 
     async with operator(server, new_lease(), decide), fleet(server, "race") as race:
         await race.create(replicas=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -153,32 +153,45 @@ NOTE = EventNote("Normal", "Decided", "commit")
 
 
 async def test_a_decision_is_written_before_anything_else_happens(bench: Bench) -> None:
-    await bench.execute(Plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED, decision=True, events=(NOTE,)))
+    await bench.execute(
+        fleets.plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED, decision=True, events=(NOTE,))
+    )
     assert bench.done() == [("apply", "sglangrollouts/status"), ("want", "agents"), ("apply", "configmaps")]
     assert bench.recorded == [NOTE]
 
 
 async def test_without_a_decision_pods_come_first_and_the_status_last(bench: Bench) -> None:
-    await bench.execute(Plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED))
+    await bench.execute(fleets.plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED))
     assert bench.done() == [("want", "agents"), ("apply", "configmaps"), ("apply", "sglangrollouts/status")]
 
 
 async def test_while_engines_stand_still_children_are_looked_at_rarely(bench: Bench) -> None:
     still = fleets.status("x").model_copy(update={"weights": WeightsStatus(phase="Committing")})
-    plan = Plan(still, (fleets.config_map(),), agents=DESIRED)
-    await bench.execute(plan)
+    await bench.execute(fleets.plan(still, (fleets.config_map(),), agents=DESIRED))
     assert ("apply", "configmaps") in bench.done()
-    outcome = await bench.execute(replace(plan, applies=(fleets.config_map(), fleets.config_map("other"))))
+    plan = fleets.plan(still, (fleets.config_map(), fleets.config_map("other")), agents=DESIRED)
+    outcome = await bench.execute(plan)
     assert bench.done() == [("want", "agents")]
     assert outcome.again == STILL_SECONDS
     bench.seconds += STILL_SECONDS
-    await bench.execute(replace(plan, applies=(fleets.config_map(), fleets.config_map("other"))))
+    await bench.execute(plan)
     assert ("apply", "configmaps") in bench.done()
+
+
+async def test_while_engines_stand_still_only_orders_are_worked_out(bench: Bench) -> None:
+    still = fleets.status("x").model_copy(update={"weights": WeightsStatus(phase="Committing")})
+    await bench.execute(fleets.plan(still, agents=DESIRED, decision=True, events=(NOTE,)))
+    assert bench.recorded == [NOTE]
+    plan = Plan(lambda: pytest.fail("nobody waits for it"), phase="Committing", agents=DESIRED)
+    assert (await bench.execute(plan)).again == STILL_SECONDS
+    assert bench.done() == [("want", "agents")]
+    await bench.execute(fleets.plan(fleets.status("y"), agents=DESIRED))
+    assert bench.done() == [("want", "agents"), ("apply", "sglangrollouts/status")], "the move is over"
 
 
 async def test_an_overtaken_decision_does_nothing(bench: Bench) -> None:
     bench.kube.put(ROLLOUT, fleets.rollout(replicas=2))
-    plan = Plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED, decision=True, events=(NOTE,))
+    plan = fleets.plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED, decision=True, events=(NOTE,))
     with pytest.raises(Overtaken):
         await bench.execute(plan)
     assert bench.done() == [("apply", "sglangrollouts/status")]
@@ -190,24 +203,24 @@ async def test_no_status_is_ever_written_over_a_newer_resource(bench: Bench) -> 
     """A whole status holds the decision too: a deposed operator must not undo its successor's."""
     bench.kube.put(ROLLOUT, {**fleets.rollout(), "status": {"observedGeneration": 7}})
     with pytest.raises(Overtaken):
-        await bench.execute(Plan(fleets.status("x"), agents=DESIRED))
+        await bench.execute(fleets.plan(fleets.status("x"), agents=DESIRED))
     assert bench.status() == {"observedGeneration": 7}
 
 
 async def test_a_failed_decision_write_does_nothing_else(bench: Bench) -> None:
     bench.kube.fail = lambda verb, plural, _: Unreachable("down") if plural == "sglangrollouts/status" else None
     with pytest.raises(Unreachable):
-        await bench.execute(Plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED, decision=True))
+        await bench.execute(fleets.plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED, decision=True))
     assert bench.done() == [("apply", "sglangrollouts/status")]
 
 
 async def test_what_pods_need_is_there_before_them(bench: Bench) -> None:
-    await bench.execute(Plan(fleets.status("x"), (fleets.stateful_set(), fleets.config_map())))
+    await bench.execute(fleets.plan(fleets.status("x"), (fleets.stateful_set(), fleets.config_map())))
     assert bench.done()[:2] == [("apply", "configmaps"), ("apply", "statefulsets")]
 
 
 async def test_an_unchanged_plan_calls_nothing(bench: Bench) -> None:
-    plan = Plan(fleets.status("x"), (fleets.config_map(), fleets.stateful_set()))
+    plan = fleets.plan(fleets.status("x"), (fleets.config_map(), fleets.stateful_set()))
     await bench.execute(plan)
     await bench.echoed("configmaps", "statefulsets")
     assert await bench.execute(plan) == Outcome(None)
@@ -215,7 +228,7 @@ async def test_an_unchanged_plan_calls_nothing(bench: Bench) -> None:
 
 
 async def test_a_cache_that_is_late_is_no_reason_to_apply_again(bench: Bench) -> None:
-    plan = Plan(fleets.status("x"), (fleets.config_map(),))
+    plan = fleets.plan(fleets.status("x"), (fleets.config_map(),))
     bench.stop_watching()
     await bench.execute(plan)
     assert (await bench.execute(plan)).again == pytest.approx(10.0)
@@ -226,7 +239,7 @@ async def test_a_cache_that_is_late_is_no_reason_to_apply_again(bench: Bench) ->
 
 
 async def test_a_child_that_was_deleted_is_made_again_at_once(bench: Bench) -> None:
-    plan = Plan(fleets.status("x"), (fleets.config_map(),))
+    plan = fleets.plan(fleets.status("x"), (fleets.config_map(),))
     await bench.execute(plan)
     await bench.echoed("configmaps")
     await bench.execute(plan)
@@ -237,7 +250,7 @@ async def test_a_child_that_was_deleted_is_made_again_at_once(bench: Bench) -> N
 
 
 async def test_a_change_by_somebody_else_is_undone(bench: Bench) -> None:
-    plan = Plan(fleets.status("x"), (fleets.config_map(),))
+    plan = fleets.plan(fleets.status("x"), (fleets.config_map(),))
     await bench.execute(plan)
     value = bench.kube.objects["configmaps", "ns", "fleet-fleet"]
     bench.kube.put(CONFIG_MAP, {**value, "data": {"value": "hacked"}})
@@ -250,7 +263,7 @@ async def test_an_object_of_somebody_else_is_not_taken_over(bench: Bench) -> Non
     foreign = fleets.config_map(owner="somebody")
     foreign["metadata"]["labels"] = {}
     bench.kube.put(CONFIG_MAP, foreign)
-    outcome = await bench.execute(Plan(fleets.status("x"), (fleets.config_map(value="ours"),)))
+    outcome = await bench.execute(fleets.plan(fleets.status("x"), (fleets.config_map(value="ours"),)))
     assert bench.kube.objects["configmaps", "ns", "fleet-fleet"]["data"] == {"value": "1"}
     sentence = bench.executor.apply_errors(KEY)["ConfigMap", "fleet-fleet"]
     assert sentence == "ConfigMap fleet-fleet belongs to another owner: delete or rename it"
@@ -262,7 +275,7 @@ async def test_a_refused_child_is_told_and_not_tried_again_at_once(bench: Bench)
         return Refused("spec.replicas: Invalid value", 422) if plural == "statefulsets" and verb == "apply" else None
 
     bench.kube.fail = refuse
-    plan = Plan(fleets.status("x"), (fleets.stateful_set(), fleets.config_map()))
+    plan = fleets.plan(fleets.status("x"), (fleets.stateful_set(), fleets.config_map()))
     await bench.execute(plan)
     assert bench.executor.apply_errors(KEY) == {("StatefulSet", "fleet-e0"): "spec.replicas: Invalid value"}
     outcome = await bench.execute(plan)
@@ -281,7 +294,7 @@ async def test_failures_are_joined_and_the_status_is_written_all_the_same(bench:
     bench.kube.fail = fail
     children = (fleets.config_map("a"), fleets.config_map("b"), fleets.stateful_set())
     with pytest.raises(ExecutionFailed, match="a down; b down") as raised:
-        await bench.execute(Plan(fleets.status("x"), children, requeue_after=3.0))
+        await bench.execute(fleets.plan(fleets.status("x"), children, requeue_after=3.0))
     assert raised.value.again == 3.0
     assert ("statefulsets", "ns", "fleet-e0") in bench.kube.objects
     assert bench.status()["observedGeneration"] == 1
@@ -289,12 +302,12 @@ async def test_failures_are_joined_and_the_status_is_written_all_the_same(bench:
 
 async def test_only_the_object_that_was_meant_is_deleted(bench: Bench) -> None:
     pod = bench.kube.put(POD, {"metadata": {"name": "fleet-e0-0", "namespace": "ns"}})
-    await bench.execute(Plan(fleets.status("x"), deletes=(DeleteOrder("Pod", "fleet-e0-0", "another"),)))
+    await bench.execute(fleets.plan(fleets.status("x"), deletes=(DeleteOrder("Pod", "fleet-e0-0", "another"),)))
     assert ("pods", "ns", "fleet-e0-0") in bench.kube.objects
     order = DeleteOrder("Pod", "fleet-e0-0", pod["metadata"]["uid"])
-    await bench.execute(Plan(fleets.status("x"), deletes=(order,)))
+    await bench.execute(fleets.plan(fleets.status("x"), deletes=(order,)))
     assert ("pods", "ns", "fleet-e0-0") not in bench.kube.objects
-    await bench.execute(Plan(fleets.status("x"), deletes=(order,)))
+    await bench.execute(fleets.plan(fleets.status("x"), deletes=(order,)))
     assert bench.kube.calls == []
 
 
@@ -302,7 +315,9 @@ async def test_who_does_not_lead_writes_nothing(bench: Bench) -> None:
     bench.lease.holds = False
     for decision in (True, False):
         with pytest.raises(NotLeading):
-            await bench.execute(Plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED, decision=decision))
+            await bench.execute(
+                fleets.plan(fleets.status("x"), (fleets.config_map(),), agents=DESIRED, decision=decision)
+            )
         assert bench.kube.calls == []
 
 
@@ -313,38 +328,38 @@ async def test_losing_the_lease_in_the_middle_stops_what_is_left(bench: Bench) -
 
     bench.kube.fail = lose
     with pytest.raises(NotLeading):
-        await bench.execute(Plan(fleets.status("x"), (fleets.config_map(), fleets.stateful_set())))
+        await bench.execute(fleets.plan(fleets.status("x"), (fleets.config_map(), fleets.stateful_set())))
     assert ("apply", "statefulsets") not in bench.done()
     assert bench.status() == {}
 
 
 async def test_a_large_fleet_is_made_in_passes(bench: Bench) -> None:
     many = tuple(fleets.stateful_set(f"fleet-e{index}") for index in range(APPLIES_AT_ONCE + 5))
-    assert (await bench.execute(Plan(fleets.status("x"), many))).again == 0.0
+    assert (await bench.execute(fleets.plan(fleets.status("x"), many))).again == 0.0
     assert len([call for call in bench.kube.calls if call[0] == "apply"]) == APPLIES_AT_ONCE + 1
     await bench.echoed("statefulsets")
-    assert (await bench.execute(Plan(fleets.status("x"), many))).again == pytest.approx(10.0)
+    assert (await bench.execute(fleets.plan(fleets.status("x"), many))).again == pytest.approx(10.0)
     assert len([call for call in bench.kube.calls if call[0] == "apply"]) == 5
 
 
 async def test_quiet_changes_of_the_status_wait_a_moment(bench: Bench) -> None:
-    await bench.execute(Plan(fleets.status("one")))
-    outcome = await bench.execute(Plan(fleets.status("two", routable=3)))
+    await bench.execute(fleets.plan(fleets.status("one")))
+    outcome = await bench.execute(fleets.plan(fleets.status("two", routable=3)))
     assert bench.kube.calls == []
     assert outcome.again == pytest.approx(0.25)
     bench.seconds += 0.25
-    await bench.execute(Plan(fleets.status("two", routable=3)))
+    await bench.execute(fleets.plan(fleets.status("two", routable=3)))
     assert bench.status()["routableReplicas"] == 3
 
 
 async def test_a_condition_that_flips_is_told_at_once(bench: Bench) -> None:
-    await bench.execute(Plan(fleets.status("one")))
-    await bench.execute(Plan(fleets.status("two", ready=True)))
+    await bench.execute(fleets.plan(fleets.status("one")))
+    await bench.execute(fleets.plan(fleets.status("two", ready=True)))
     assert bench.status()["conditions"][0]["status"] == "True"
 
 
 async def test_the_planned_time_comes_back(bench: Bench) -> None:
-    assert await bench.execute(Plan(fleets.status("x"), requeue_after=7.0)) == Outcome(7.0)
+    assert await bench.execute(fleets.plan(fleets.status("x"), requeue_after=7.0)) == Outcome(7.0)
 
 
 def test_a_rollout_is_parsed_once() -> None:
@@ -356,12 +371,12 @@ async def test_agents_of_a_fleet_are_given_one_key_for_each_other_that_no_other_
     one = DESIRED["pod-uid"]
     pool = bench.executor.agents
     assert isinstance(pool, RecordingPool)
-    await bench.execute(Plan(status=fleets.status(), agents={"a": one, "b": one}))
+    await bench.execute(fleets.plan(status=fleets.status(), agents={"a": one, "b": one}))
     keys = [desired.peer_key for desired in pool.told.values()]
     assert keys[0] == keys[1]
     assert len(keys[0]) == 64
     rollout = bench.rollouts.get(KEY)
     assert rollout is not None
     value = {**rollout.object, "metadata": {**rollout.object["metadata"], "uid": "uid-other"}}
-    await bench.executor.execute(KEY, Rollout(value), Plan(status=rollout.model.status, agents={"a": one}))
+    await bench.executor.execute(KEY, Rollout(value), fleets.plan(status=rollout.model.status, agents={"a": one}))
     assert pool.told["a"].peer_key != keys[0]

@@ -69,7 +69,7 @@ class Bench:
     external: ExternalRouters
     queued: list[tuple[str, str]]
     seen: list[Observed] = field(default_factory=list)
-    make_plan: Callable[[Observed], Plan] = lambda observed: Plan(
+    make_plan: Callable[[Observed], Plan] = lambda observed: fleets.plan(
         fleets.status("x", generation=observed.rollout.metadata.generation)
     )
     memberships: list[FakeMembership] = field(default_factory=list)
@@ -237,7 +237,7 @@ async def test_a_conflict_is_read_and_planned_again_in_the_same_pass(bench: Benc
     bench.kube.put(
         ROLLOUT, {**fleets.rollout(replicas=5), "metadata": {**fleets.rollout()["metadata"], "generation": 2}}
     )
-    bench.make_plan = lambda observed: Plan(
+    bench.make_plan = lambda observed: fleets.plan(
         fleets.status("x", generation=observed.rollout.metadata.generation), decision=True
     )
     assert await bench.reconcile() == Outcome(None)
@@ -251,7 +251,7 @@ async def test_a_resource_that_is_older_when_it_is_read_again_ends_the_process(b
     assert known is not None
     newer = {**known.object, "metadata": {**known.object["metadata"], "resourceVersion": "5000"}}
     bench.rollouts.put(newer)
-    bench.make_plan = lambda observed: Plan(fleets.status("x"), decision=True)
+    bench.make_plan = lambda observed: fleets.plan(fleets.status("x"), decision=True)
     with pytest.raises(WentBack):
         await bench.reconcile()
 
@@ -340,7 +340,7 @@ async def test_an_external_router_gets_the_planned_workers(bench: Bench, tmp_pat
     (tmp_path / "ns" / "key").write_text("secret\n")
     await bench.resource(router={"external": {"url": "http://router:1", "credential": "key"}})
     desired = RouterDesired(0, "set-1")
-    bench.make_plan = lambda observed: Plan(fleets.status("x"), external_router=desired)
+    bench.make_plan = lambda observed: fleets.plan(fleets.status("x"), external_router=desired)
     await bench.reconcile()
     await eventually(lambda: bench.external.settled(KEY))
     await bench.reconcile()
@@ -359,7 +359,7 @@ async def test_a_router_that_is_left_forgets_the_engines_before_it_counts_as_lef
 ) -> None:
     monkeypatch.setattr(external_router, "REPAIR_SECONDS", 0.01)
     await bench.resource(router={"external": {"url": "http://router:1"}})
-    bench.make_plan = lambda observed: Plan(fleets.status("x"), external_router=RouterDesired(0, "set-1"))
+    bench.make_plan = lambda observed: fleets.plan(fleets.status("x"), external_router=RouterDesired(0, "set-1"))
     await bench.reconcile()
     (membership,) = bench.memberships
     await eventually(lambda: membership.desired)

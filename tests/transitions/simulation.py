@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sglang_rollout.api import SGLangRollout, WeightsStatus, names
-from sglang_rollout.controller.status_writes import may_wait
+from sglang_rollout.controller.status_writes import STILL_SECONDS, may_wait, only_orders_count
 from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
 from sglang_rollout.protocol.fleet import Trust
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryTag
@@ -129,6 +129,7 @@ class Simulation:
         self.object = rollout_object(**spec)
         self.now = START
         self.status_written = START - timedelta(days=1)
+        self.rest_done = START - timedelta(days=1)
         self.numbers: Iterator[int] = itertools.count(1)
         self.stateful_sets: dict[str, dict[str, str]] = {}
         self.pods: dict[str, SimPod] = {}
@@ -188,11 +189,14 @@ class Simulation:
             # Written first and alone: when it fails nothing else is done.
             if not status_write_fails:
                 self._write(step)
+                self.rest_done = self.now
             return step
-        for manifest in step.applies:
-            self._apply(manifest)
-        for order in step.deletes:
-            self._delete(order.kind, order.name, order.uid)
+        orders_only = self._are_only_orders_due(step)
+        if not orders_only:
+            for manifest in step.applies:
+                self._apply(manifest)
+            for order in step.deletes:
+                self._delete(order.kind, order.name, order.uid)
         for uid, desired in step.agents.items():
             if uid in self.pods:
                 self.pods[uid].orders = desired
@@ -200,6 +204,9 @@ class Simulation:
             if uid in self.pods and routers != self.pods[uid].router_orders:
                 self.pods[uid].router_orders = routers
                 self.pods[uid].order += 1
+        if orders_only:
+            return step
+        self.rest_done = self.now
         self.events += [event.reason for event in step.events]
         if not status_write_fails and (step.events or self._is_due(step)):
             self._write(step)
@@ -208,6 +215,11 @@ class Simulation:
     def _write(self, step: Plan) -> None:
         self.object = {**self.object, "status": step.status.to_object()}
         self.status_written = self.now
+
+    def _are_only_orders_due(self, step: Plan) -> bool:
+        told = self.rollout.status.weights
+        still = only_orders_count(told.phase if told else "", step)
+        return still and self.now - self.rest_done < timedelta(seconds=STILL_SECONDS)
 
     def _is_due(self, step: Plan) -> bool:
         """What changes with every engine is told late, as the executor does: plans are made from what was told."""

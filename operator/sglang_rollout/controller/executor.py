@@ -26,7 +26,7 @@ from .kube_errors import Conflict, KubeError, NotFound, Refused
 from .lease import LeaderLease
 from .links import LinkPool
 from .rollouts import FleetKey, Rollout
-from .status_writes import BARRIERS, STILL_SECONDS, may_wait
+from .status_writes import STILL_SECONDS, may_wait, only_orders_count
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Executor:
     clock: Callable[[], float] = time.monotonic
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     _status_written: dict[FleetKey, float] = field(default_factory=dict)
-    _looked: dict[FleetKey, float] = field(default_factory=dict)
+    _rest_done: dict[FleetKey, float] = field(default_factory=dict)
     _deleted: dict[str, float] = field(default_factory=dict)
     _wanted: dict[FleetKey, set[ChildKey]] = field(default_factory=dict)
     _left_out: dict[FleetKey, Mapping[str, str]] = field(default_factory=dict)
@@ -83,24 +83,41 @@ class Executor:
         self._must_lead()
         if plan.decision:
             await self._write_status(key, rollout, plan)
+            self._rest_done[key] = self.clock()  # what people and pods wait for is done by it
         peer_key = self._peer_key(rollout)
         self.agents.want(key, {uid: replace(desired, peer_key=peer_key) for uid, desired in plan.agents.items()})
         self.routers.want(key, plan.routers)
         self.external.want(key, plan.external_router)
         self._tell_left_out(key, plan.left_out)
         await _let_go_out()
+        wait = self._wait_for_rest(key, rollout, plan)
+        if wait > 0:
+            if plan.decision:
+                self._tell_events(rollout, plan)
+            return Outcome(soonest(plan.requeue_after, wait))
         errors_before = self.apply_errors(key)
-        failures, look_again = await self._children_in_time(key, rollout, plan)
+        failures, look_again = await self._children(key, rollout, plan)
         again = soonest(plan.requeue_after, look_again)
         if self.apply_errors(key) != errors_before:
             again = 0.0  # the status must tell it
         if not plan.decision:
             again = soonest(again, await self._status(key, rollout, plan, failures))
-        for note in plan.events:
-            self.events.record(rollout.object, note)
+        self._tell_events(rollout, plan)
+        self._rest_done[key] = self.clock()
         if failures:
             raise ExecutionFailed("; ".join(failures), again)
         return Outcome(again)
+
+    def _wait_for_rest(self, key: FleetKey, rollout: Rollout, plan: Plan) -> float:
+        """Seconds for which children and status need not be looked at."""
+        told = rollout.model.status.weights
+        if not only_orders_count(told.phase if told else "", plan):
+            return 0.0
+        return self._rest_done.get(key, float("-inf")) + STILL_SECONDS - self.clock()
+
+    def _tell_events(self, rollout: Rollout, plan: Plan) -> None:
+        for note in plan.events:
+            self.events.record(rollout.object, note)
 
     def _tell_left_out(self, key: FleetKey, left_out: Mapping[str, str]) -> None:
         """For the log: the status may be written too late to show what was so for a moment."""
@@ -122,25 +139,14 @@ class Executor:
         """The resource is gone."""
         self.applier.forget(self._wanted.pop(key, set()))
         self._status_written.pop(key, None)
-        self._looked.pop(key, None)
+        self._rest_done.pop(key, None)
         self._left_out.pop(key, None)
         self.external.want(key, None)
 
     # Children
 
-    async def _children_in_time(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], float | None]:
-        """What failed, and seconds until the children must be looked at again. While engines stand still for a move of
-        the weights that is done rarely: thousands of manifests would be compared at every step."""
-        still = plan.status.weights is not None and plan.status.weights.phase in BARRIERS
-        wait = self._looked.get(key, float("-inf")) + STILL_SECONDS - self.clock()
-        if still and wait > 0:
-            return [], wait
-        failures, more = await self._children(key, rollout, plan)
-        self._looked[key] = self.clock()
-        return failures, soonest(self.applier.retry_after(self._wanted[key]), 0.0 if more else None)
-
-    async def _children(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], bool]:
-        """What failed, and whether applies are left for another pass."""
+    async def _children(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], float | None]:
+        """What failed, and seconds until the children must be looked at again."""
         self._wanted[key] = {child_key(manifest) for manifest in plan.applies}
         due = [manifest for manifest in plan.applies if self.applier.is_due(manifest)]
         supporting = {kind.kind for kind in SUPPORTING_KINDS}
@@ -154,7 +160,7 @@ class Executor:
             + [self._apply(manifest, rollout.uid) for manifest in first]
         )
         failures += await _gathered([self._apply(manifest, rollout.uid) for manifest in rest])
-        return failures, bool(later)
+        return failures, 0.0 if later else self.applier.retry_after(self._wanted[key])
 
     async def _apply(self, manifest: Mapping[str, Any], owner_uid: str) -> str:
         self._must_lead()

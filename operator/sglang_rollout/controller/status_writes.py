@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..transitions.planned import Plan
 from .kinds import Object
 
 QUIET_SECONDS = 0.25
@@ -15,6 +16,14 @@ _QUIET_IN_WEIGHTS_AT_BARRIERS = frozenset({"phase", "version", "history"})
 _QUIET_IN_TRANSACTION = frozenset({"prepared", "committed", "stagedBytes", "ofBytes", "message"})
 _QUIET_AHEAD = frozenset({"engines", "message"})
 _QUIET_IN_ENGINE = frozenset({"ready", "routable", "paused", "weightVersion", "message"})
+
+
+def only_orders_count(told: str, plan: Plan) -> bool:
+    """Whether engines stand still for a move of the weights, before this plan and after it: children and status are
+    looked at rarely then, for thousands of them would be compared at every step. told: the weights' phase in status."""
+    if plan.phase not in BARRIERS:
+        return False
+    return plan.decision or (told in BARRIERS and not plan.has_news)
 
 
 def may_wait(before: Object, after: Object) -> float:

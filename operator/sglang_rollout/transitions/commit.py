@@ -49,20 +49,37 @@ class Commit:
         return replace(self, weights=status.model_copy(update={"version": self.target.version}))
 
     def _takes_part(self, engine: EngineView) -> bool:
-        return (
-            engine.movable
+        return engine.index in self._taking_part
+
+    @once
+    def _taking_part(self) -> frozenset[int]:
+        """By index. What is asked of every engine more than once is worked out once for all."""
+        transaction, roots = self.transaction, {self.transaction.root}
+        return frozenset(
+            engine.index
+            for engine in self.members
+            if engine.movable
             and not engine.void
-            and engine.progress(self.transaction.id) >= Step.PREPARE
-            and not engine.move_error(self.transaction.id)
-            and engine.roots(self.transaction.id) <= {self.transaction.root}
+            and engine.progress(transaction.id) >= Step.PREPARE
+            and not engine.move_error(transaction.id)
+            and engine.roots(transaction.id) <= roots
         )
 
     def _step(self, engine: EngineView) -> Step:
-        """How far it has come. One that holds the version and goes on is through, whatever it says of the move: its
+        return self._steps[engine.index]
+
+    @once
+    def _steps(self) -> dict[int, Step]:
+        """How far each has come. One that holds the version and goes on is through, whatever it says of the move: its
         order is dropped then, and the status that knows it may not be written yet."""
-        if self._has_moved(engine) and not engine.void and engine.root in ("", self.transaction.root):
-            return Step.CONTINUE
-        return engine.progress(self.transaction.id) if self._takes_part(engine) else Step.NONE
+        transaction = self.transaction
+
+        def step(engine: EngineView) -> Step:
+            if self._has_moved(engine) and not engine.void and engine.root in ("", transaction.root):
+                return Step.CONTINUE
+            return engine.progress(transaction.id) if self._takes_part(engine) else Step.NONE
+
+        return {engine.index: step(engine) for engine in self.members}
 
     @property
     def _boot(self) -> WeightVersion:
@@ -163,7 +180,7 @@ class Commit:
         return catch_up(self.spec, engine, self.keepers, self.weights, self.now)
 
     def _has_moved(self, engine: EngineView) -> bool:
-        if not engine.healthy or engine.version != self.target.version:
+        if engine.version != self.transaction.version or not engine.healthy:
             return False
         move = engine.leader.move if engine.leader else None
         return move is None or not (Step.PREPARE < move.reached < Step.CONTINUE)

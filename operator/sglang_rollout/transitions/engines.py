@@ -164,10 +164,15 @@ class EngineView:
     def progress(self, move_id: str) -> Step:
         """How far the whole engine has come in this move: its slowest rank while preparing; after that rank 0
         alone acts for all ranks."""
+        slowest: Step | None = None
         moves = self.moves(move_id)
-        if not moves or None in moves:
+        for move in moves:
+            if move is None:
+                return Step.NONE
+            if slowest is None or move.reached < slowest:
+                slowest = move.reached
+        if slowest is None:
             return Step.NONE
-        slowest = min(move.reached for move in moves if move is not None)
         leader = moves[0]
         assert leader is not None
         return slowest if slowest < Step.PREPARE else leader.reached

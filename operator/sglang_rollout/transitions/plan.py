@@ -24,7 +24,7 @@ from .groups import GroupState
 from .memory import MemoryPlan
 from .observed import Observed, PodView
 from .operations import OperationsPlan
-from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan, soonest
+from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan, Rest, soonest
 from .revisions import Revision
 from .summary import router_url, summarize
 from .versions import is_allowed
@@ -53,44 +53,56 @@ def plan(observed: Observed, now: datetime) -> Plan:
     # not taken the last order may still follow an older one.
     residency = memory.advance(engines, spec, unregistered if in_step else frozenset())
     revision, residency = revision.without(moved.engaged), residency.without(moved.engaged)
-    manifests, spec_error = _manifests(observed, engines, revision, moved.boot, engine_stamp, router_stamp)
-    facts = FleetFacts(
-        engines=engines,
-        groups=states,
-        obstacles=obstacles,
-        registered=_registered(engines, observed) - obstacles.keys(),
-        # An order that is on its way is no news to people.
-        routers_in_step=in_step or _in_step(_with_orders_heard(observed), desired),
-        router_words=() if in_step else routing.words(desired, observed),
-        keeps_dirty=spec.weights.failure_policy == "KeepGated",
-        router_behind=_router_behind(observed, router_stamp),
-        weights=moved.status,
-        outdated=revision.outdated,
-        problems=_problems(engines, moved),
-        fleet_problems=(*diagnosis.children_problems(observed), *diagnosis.router_problems(observed.router_pods)),
-        spec_error=spec_error,
-        router_url=router_url(rollout),
-        lost=_lost(observed, now),
-        lacking_flags=residency.lacking,
-        ordered=ordered,
-    )
-    removed = removals.parting_engines(engines, unregistered - moved.engaged, observed)
-    unused = () if spec_error else removals.unused_router(observed, manifests)
     # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
     hearing = any(engine.unheard and engine.record.routable for engine in engines)
     external = spec.router.external is not None
     lost_in = members.seconds_to_loss(observed.pods, now)
     wake = soonest(moved.wake, ordered.wake, lost_in, *(state.wake for state in states.values()))
+
+    def rest() -> Rest:
+        manifests, spec_error = _manifests(observed, engines, revision, moved.boot, engine_stamp, router_stamp)
+        facts = FleetFacts(
+            engines=engines,
+            groups=states,
+            obstacles=obstacles,
+            registered=_registered(engines, observed) - obstacles.keys(),
+            # An order that is on its way is no news to people.
+            routers_in_step=in_step or _in_step(_with_orders_heard(observed), desired),
+            router_words=() if in_step else routing.words(desired, observed),
+            keeps_dirty=spec.weights.failure_policy == "KeepGated",
+            router_behind=_router_behind(observed, router_stamp),
+            weights=moved.status,
+            outdated=revision.outdated,
+            problems=_problems(engines, moved),
+            fleet_problems=(*diagnosis.children_problems(observed), *diagnosis.router_problems(observed.router_pods)),
+            spec_error=spec_error,
+            router_url=router_url(rollout),
+            lost=_lost(observed, now),
+            lacking_flags=residency.lacking,
+            ordered=ordered,
+        )
+        removed = removals.parting_engines(engines, unregistered - moved.engaged, observed)
+        unused = () if spec_error else removals.unused_router(observed, manifests)
+        return Rest(
+            status=summarize(rollout, facts, now),
+            applies=manifests,
+            deletes=(*_pod_deletes(states, revision), *removed, *unused),
+            events=(
+                *moved.events,
+                *ordered.events,
+                *_events(observed, engines, states, residency, facts.lost, removed),
+            ),
+        )
+
     return Plan(
-        status=summarize(rollout, facts, now),
-        applies=manifests,
-        deletes=(*_pod_deletes(states, revision), *removed, *unused),
+        work_out_rest=rest,
+        phase=moved.status.phase,
+        has_news=bool(moved.events or ordered.events),
         agents=_agents(observed, engines, states, revision, moved, residency, ordered),
         routers={} if hearing else {pod.uid: desired for pod in observed.router_pods if pod.ip},
         external_router=desired if external and not hearing else None,
         left_out={engine.name: obstacles[engine.index] for engine in engines if engine.index in obstacles},
         decision=moved.decision,
-        events=(*moved.events, *ordered.events, *_events(observed, engines, states, residency, facts.lost, removed)),
         requeue_after=None if wake is None else max(wake, 0.0),
     )
 

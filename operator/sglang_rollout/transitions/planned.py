@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..api import Status
 from ..protocol.desired import AgentDesired
 from ..protocol.routing import RouterDesired
+from .once import once
 
 # Hash of the parts of spec that an engine's pods are made from; on StatefulSets and on their pods. Pods of another
 # hash are of an older spec and are replaced in turn; a new operator that renders the same spec in another way
@@ -35,28 +36,59 @@ class EventNote:
 
 
 @dataclass(frozen=True)
+class Rest:
+    """What of a plan no engine waits for. applies: whole manifests, for server-side apply. status: whole; the executor
+    leaves it when it is equal to what is there."""
+
+    status: Status
+    applies: tuple[Mapping[str, Any], ...] = ()
+    deletes: tuple[DeleteOrder, ...] = ()
+    events: tuple[EventNote, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
-    """applies: whole manifests, for server-side apply. agents, routers: desired state by pod UID; lease_term in
-    them is filled in by the executor. external_router: the workers that the router we do not run must have.
+    """agents, routers: desired state by pod UID; lease_term in them is filled in by the executor. external_router: the
+    workers that the router we do not run must have.
 
     left_out: engines that no router is to have, by name, with the reason.
 
     decision: the status holds a decision that must not be lost or overtaken: it is written first, with the
     resourceVersion that it was planned from, and nothing else is done when that fails.
-    status: whole; the executor leaves it when it is equal to what is there.
     requeue_after: seconds until the clock alone can change the plan.
+    work_out_rest: engines may stand still until they have their orders, so the rest is worked out when it is first
+    asked for. Known without it: phase, of the weights in the status, and has_news, whether that must be told at once.
     """
 
-    status: Status
-    applies: tuple[Mapping[str, Any], ...] = ()
-    deletes: tuple[DeleteOrder, ...] = ()
+    work_out_rest: Callable[[], Rest]
+    phase: str = ""
+    has_news: bool = False
     agents: Mapping[str, AgentDesired] = field(default_factory=dict)
     routers: Mapping[str, RouterDesired] = field(default_factory=dict)
     external_router: RouterDesired | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     decision: bool = False
-    events: tuple[EventNote, ...] = ()
     requeue_after: float | None = None
+
+    @once
+    def _rest(self) -> Rest:
+        return self.work_out_rest()
+
+    @property
+    def status(self) -> Status:
+        return self._rest.status
+
+    @property
+    def applies(self) -> tuple[Mapping[str, Any], ...]:
+        return self._rest.applies
+
+    @property
+    def deletes(self) -> tuple[DeleteOrder, ...]:
+        return self._rest.deletes
+
+    @property
+    def events(self) -> tuple[EventNote, ...]:
+        return self._rest.events
 
 
 def soonest(*waits: float | None) -> float | None:
