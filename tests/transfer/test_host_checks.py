@@ -51,6 +51,15 @@ def test_one_bad_value_anywhere(dtype: str, bad: bytes, good: bytes) -> None:
     assert nonfinite(memoryview(data), dtype) == 1
 
 
+@pytest.mark.parametrize("dtype", [name for name, kind in DTYPES.items() if kind.itemsize <= 2])
+def test_every_value_alone_is_told_by_its_bits(dtype: str) -> None:
+    kind = DTYPES[dtype]
+    mask = kind.nonfinite_mask
+    for bits in range(1 << 8 * kind.itemsize):
+        expected = bool(mask) and bits & mask == mask
+        assert nonfinite(memoryview(bits.to_bytes(kind.itemsize, "little")), dtype) == expected
+
+
 @pytest.mark.parametrize("dtype", [name for name, kind in DTYPES.items() if not kind.nonfinite_mask])
 def test_whole_numbers_are_always_finite(dtype: str) -> None:
     assert nonfinite(memoryview(b"\xff" * 16), dtype) == 0

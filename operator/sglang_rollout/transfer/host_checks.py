@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from .digests import new_hash
-from .dtypes import DTYPES
+from .dtypes import DTYPES, Dtype
 from .manifest import Bucket
 
-CHUNK = 1 << 20  # bytes
+CHUNK = 512 << 10  # bytes
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+_SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 WORD = 8
 
 
@@ -21,18 +22,23 @@ def nonfinite(data: memoryview, dtype: str) -> int:
     kind = DTYPES[dtype]
     if not kind.nonfinite_mask:
         return 0
-    word = _UNSIGNED[kind.itemsize]
-    elements: np.ndarray = np.frombuffer(data, word)
-    mask = word(kind.nonfinite_mask)
+    elements: np.ndarray = np.frombuffer(data, _UNSIGNED[kind.itemsize])
     step = CHUNK // kind.itemsize
-    scratch: np.ndarray = np.empty(min(step, elements.size), word)
     found = 0
     for begin in range(0, elements.size, step):
         piece = elements[begin : begin + step]
-        bits = np.bitwise_and(piece, np.array(mask), out=scratch[: piece.size])
-        if bits.max() == mask:  # the common case is one pass that finds nothing
-            found += int(np.count_nonzero(bits == mask))
+        if _may_have(piece, kind):
+            mask = np.array(kind.nonfinite_mask, piece.dtype)
+            found += int(np.count_nonzero((piece & mask) == mask))
     return found
+
+
+def _may_have(piece: np.ndarray, kind: Dtype) -> bool:
+    """By the largest of each sign, which takes no memory: as integers, Inf and NaN are above all that is finite."""
+    mask, sign = kind.nonfinite_mask, 1 << (8 * kind.itemsize - 1)
+    if piece.max() >= mask | sign:
+        return True
+    return not mask & sign and bool(piece.view(_SIGNED[kind.itemsize]).max() >= mask)
 
 
 @dataclass(frozen=True)

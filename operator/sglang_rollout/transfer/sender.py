@@ -263,7 +263,8 @@ class _Cast:
                 self._audience.look()
 
     async def _forward(self, number: int) -> None:
-        """Announces the bucket, then sends off those before it: the agents answer while others travel."""
+        """Announces the bucket, then sends off those before it: the agents answer while others travel. When nothing
+        travels, it need not wait for the next, which may be long in coming."""
         kept, audience, group = self._kept.get(number), self._audience, self._group
         assert group is not None
         if kept is not None and not kept.announced:
@@ -276,6 +277,8 @@ class _Cast:
             kept.announced = True
         for earlier in [n for n in self._kept if n < number]:
             await self._send_off(earlier)
+        if number in self._kept and (self._transfer is None or self._transfer.done()):
+            await self._send_off(number)
 
     async def _send_off(self, number: int) -> None:
         kept, audience, group = self._kept[number], self._audience, self._group

@@ -15,6 +15,8 @@ from ..manifest import Bucket
 from . import GLOO, Meeting, Target, TransportBroken, TransportUnable, pieces_of
 
 LOOK_SECONDS = 0.1  # between looks at whether it was aborted
+LANES = 2  # connections to each peer: one copies while the other waits for room
+CUT = 8 << 20  # bytes that one connection gets in one go
 
 
 class Gloo:
@@ -46,7 +48,9 @@ class GlooGroup:
         options = ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=seconds)
         # The address that the other side reaches us at: Gloo would take what our host name resolves to.
-        options._devices = [ProcessGroupGloo.create_device(hostname=meeting.host)]
+        # Gloo spreads collectives over its devices in turn.
+        options._devices = [ProcessGroupGloo.create_device(hostname=meeting.host) for _ in range(LANES)]
+        options._threads = 2 * LANES
         self._group: Any = ProcessGroupGloo(PrefixStore(meeting.group, store), rank, meeting.world, options)
         self._aborted = threading.Event()
 
@@ -61,7 +65,8 @@ class GlooGroup:
         works = []
         try:
             for tensor in tensors:
-                works.append(self._group.broadcast([tensor], options))
+                for part in tensor.split(CUT):
+                    works.append(self._group.broadcast([part], options))
             for work in works:
                 self._wait(work, end)
         except RuntimeError as error:
