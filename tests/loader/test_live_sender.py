@@ -217,3 +217,13 @@ async def test_nothing_lasts_longer_than_the_timeout() -> None:
     assert isinstance(answer, Cancel)
     assert "not in time" in answer.reason
     await trainer.close()
+
+
+async def test_nothing_of_it_goes_on_when_it_has_ended() -> None:
+    before = asyncio.all_tasks()
+    trainer = await Trainer().open()
+    link = await trainer.hello()
+    await asyncio.sleep(0)
+    await trainer.close()
+    assert asyncio.all_tasks() == before
+    assert isinstance(await link.receive(1.0), Cancel)

@@ -14,7 +14,7 @@ from typing import Any
 from .giving import Giving
 from .link import Link
 from .live_weights import LiveWeights, WeightsChanged
-from .reception import Reception, refuse
+from .reception import ENDED, Arrivals, Reception, refuse
 from .sender import Delivery
 from .session import (
     Contents,
@@ -71,22 +71,30 @@ class LiveSender:
         """Until cancelled: the operator decides when a version is over. Raises WrongForEngine as soon as one agent
         finds that the weights are not for its model."""
         with reception.expecting(self._sending.version, self._sending.mode) as arrivals:
-            watch = asyncio.create_task(self.wrong.wait())
+            wrong = asyncio.create_task(self.wrong.wait())
+            greeting = asyncio.create_task(self._greet(arrivals))
             try:
-                while True:
-                    coming = asyncio.ensure_future(arrivals.next())
-                    await asyncio.wait({coming, watch}, return_when=asyncio.FIRST_COMPLETED)
-                    if not coming.done():
-                        coming.cancel()
-                        raise WrongForEngine(self.wrong_sentence)
-                    link, hello = coming.result()
-                    await self._end(hello.receiver)  # the same agent again: its last conversation is over
-                    self._tasks[hello.receiver] = asyncio.create_task(self._converse(link, hello))
+                await asyncio.wait({wrong, greeting}, return_when=asyncio.FIRST_COMPLETED)
+                if greeting.done():
+                    greeting.result()
+                raise WrongForEngine(self.wrong_sentence)
             finally:
-                watch.cancel()
+                for task in (wrong, greeting):
+                    task.cancel()
+                await asyncio.wait({wrong, greeting})
                 for receiver in list(self._tasks):
                     await self._end(receiver)
                 await arrivals.turn_away()
+
+    async def _greet(self, arrivals: Arrivals) -> None:
+        while True:
+            link, hello = await arrivals.next()
+            try:
+                await self._end(hello.receiver)  # the same agent again: its last conversation is over
+            except asyncio.CancelledError:
+                await refuse(link, ENDED)
+                raise
+            self._tasks[hello.receiver] = asyncio.create_task(self._converse(link, hello))
 
     async def _end(self, receiver: str) -> None:
         task = self._tasks.pop(receiver, None)
@@ -105,7 +113,7 @@ class LiveSender:
         except (SessionError, TransportBroken, TransportUnable, WeightsChanged, TimeoutError) as error:
             reason = str(error) or "not in time"
         except asyncio.CancelledError:
-            reason = "the trainer's sender has ended"
+            reason = ENDED
             raise
         except Exception as error:
             log.exception("sending to %s failed", hello.receiver)

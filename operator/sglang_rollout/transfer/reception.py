@@ -13,6 +13,7 @@ from .session import MAX_WORD, RELEASE, Cancel, Hello, LinkLost
 
 HELLO_SECONDS = 10.0
 UNGREETED_MAX = 64  # connections of one host that have not said hello: anybody may open them
+ENDED = "the trainer's sender has ended"
 _LOG = logging.getLogger(__name__)
 
 
@@ -31,7 +32,7 @@ class Arrivals:
     async def turn_away(self) -> None:
         while not self._queue.empty():
             link, _ = self._queue.get_nowait()
-            await refuse(link, "the trainer's sender has ended")
+            await refuse(link, ENDED)
 
 
 class Reception:
