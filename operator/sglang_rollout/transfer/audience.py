@@ -73,6 +73,7 @@ class Audience:
         self.group = ""  # of which a member may say that it is of no use
         self._readers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._under_way: set[int] = set()
         self._noticed = 0
 
     @property
@@ -135,6 +136,17 @@ class Audience:
 
         await asyncio.gather(*(one(member) for member in members))
 
+    def under_way(self, number: int) -> None:
+        """This bucket is announced now: what agents answer for another one is not kept."""
+        self._under_way.add(number)
+
+    def taken(self, number: int) -> None:
+        """All have it."""
+        self._under_way.discard(number)
+        for member in self.members.values():
+            member.ready.discard(number)
+            member.took.discard(number)
+
     def lose(self, member: Member, reason: str) -> None:
         member.gone = member.gone or reason
         self._changed.set()
@@ -168,10 +180,10 @@ class Audience:
             case Unable(group, reason):
                 member.unable, member.reason = group, reason
             case Ready(number, group):
-                if group == self.group:
+                if group == self.group and number in self._under_way:
                     member.ready.add(number)
             case Took(number, group):
-                if group == self.group:
+                if group == self.group and number in self._under_way:
                     member.took.add(number)
             case Sealed():
                 member.sealed = message

@@ -273,6 +273,7 @@ class _Cast:
             if kept.loaded_for != audience.group:
                 kept.details = await self._in(self._loader, self._load, kept, group)
                 kept.loaded_for = audience.group
+            audience.under_way(number)
             await audience.tell(audience.living, lambda _: Announced.of(number, kept.bucket, kept.details))
             kept.announced = True
         for earlier in [n for n in self._kept if n < number]:
@@ -330,6 +331,7 @@ class _Cast:
             lambda m: number in m.took, PATIENCE + AHEAD * size / SLOWEST, f"confirm bucket {number}"
         )
         del self._kept[number]
+        self._audience.taken(number)
         assert self._group is not None
         self._group.free(number)
 
