@@ -367,16 +367,10 @@ def test_a_rollout_is_parsed_once() -> None:
     assert value.model is value.model
 
 
-async def test_agents_of_a_fleet_are_given_one_key_for_each_other_that_no_other_fleet_has(bench: Bench) -> None:
-    one = DESIRED["pod-uid"]
-    pool = bench.executor.agents
-    assert isinstance(pool, RecordingPool)
-    await bench.execute(fleets.plan(status=fleets.status(), agents={"a": one, "b": one}))
-    keys = [desired.peer_key for desired in pool.told.values()]
-    assert keys[0] == keys[1]
-    assert len(keys[0]) == 64
-    rollout = bench.rollouts.get(KEY)
-    assert rollout is not None
-    value = {**rollout.object, "metadata": {**rollout.object["metadata"], "uid": "uid-other"}}
-    await bench.executor.execute(KEY, Rollout(value), fleets.plan(status=rollout.model.status, agents={"a": one}))
-    assert pool.told["a"].peer_key != keys[0]
+async def test_agents_of_a_fleet_have_one_key_for_each_other_that_no_other_fleet_has(bench: Bench) -> None:
+    one = bench.executor.peer_key(Rollout(fleets.rollout()))
+    assert one == bench.executor.peer_key(Rollout(fleets.rollout(replicas=2)))
+    assert len(one) == 64
+    other = fleets.rollout()
+    other["metadata"]["uid"] = "uid-other"
+    assert bench.executor.peer_key(Rollout(other)) != one

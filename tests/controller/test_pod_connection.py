@@ -90,6 +90,19 @@ async def test_an_answer_that_ends_its_connection_does_so() -> None:
         assert pod.connections == 2
 
 
+async def test_a_call_has_its_own_time_whatever_the_one_before_it_had() -> None:
+    async with connected(OK, OK[:-1], OK, OK[:-1], OK) as (pod, connection):
+        await call(connection, seconds=60.0)
+        with pytest.raises(TimeoutError):
+            await call(connection, seconds=0.05)
+        await call(connection, seconds=0.5)
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            await call(connection, seconds=0.7)
+        assert asyncio.get_running_loop().time() - begun >= 0.7
+        assert pod.connections == 2
+
+
 async def test_what_is_late_is_never_taken_for_the_next_answer() -> None:
     async with connected(OK[:-1], OK) as (pod, connection):
         with pytest.raises(TimeoutError):

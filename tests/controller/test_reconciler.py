@@ -218,9 +218,9 @@ async def test_a_plan_waits_for_the_end_of_a_burst_of_reports_and_not_for_one_th
     await bench.reconcile()
     assert told == [1] * 5, "all before the second plan"
     bench.reconciler._plan_seconds[KEY] = 0.06
-    report(20)
+    report(60)
     await bench.reconcile()
-    assert told[5:].count(2) < 10
+    assert told[5:].count(2) < 30
     assert len(bench.seen) == 3
 
 

@@ -29,6 +29,20 @@ def test_round_trip(cls: type, data: st.DataObject) -> None:
     assert wire.dumps(wire.loads(cls, body)) == body  # as text: a number that is none is not equal to itself
 
 
+@pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
+@given(data=st.data())
+def test_a_batch_is_encoded_as_its_messages_are(cls: type, data: st.DataObject) -> None:
+    one, other = data.draw(st.from_type(cls)), data.draw(st.from_type(cls))
+    encoder = wire.BatchEncoder()
+    for message in (one, other, one):
+        assert b"{" + encoder.members(message, frozenset()) + b"}" == wire.dumps(message)
+
+
+def test_members_that_are_filled_in_later_are_left_out() -> None:
+    members = wire.BatchEncoder().members(routing.RouterDesired(7, "set", []), frozenset({"lease_term", "serial"}))
+    assert members == b'"id":"set","workers":[]'
+
+
 def test_names_are_camel_case_and_steps_are_numbers() -> None:
     move = weights.WeightMove("t1", weights.WeightVersion("2", "/models/v2"), weights.Step.APPLY)
     assert wire.to_wire(move) == {

@@ -32,6 +32,7 @@ class Caches:
         self.children: dict[str, Store[Child]] = {kind.kind: Store() for kind in CHILD_KINDS}
         self.failures: Store[CreateFailure] = Store()
         self._on_change = on_change
+        self._pods_of: dict[FleetKey, tuple[int, tuple[PodView, ...]]] = {}
         self.informers: list[Informer[PodView] | Informer[Child] | Informer[CreateFailure]] = []
         for namespace in tuple(namespaces) or (None,):
             self.informers.append(
@@ -64,8 +65,17 @@ class Caches:
         return all(informer.synced.is_set() for informer in self.informers)
 
     def pods_of(self, fleet: FleetKey) -> tuple[PodView, ...]:
-        found = (entry.value for entry in self.pods.group(fleet).values())
-        return tuple(sorted(found, key=lambda pod: pod.name))
+        """The same tuple as before while no pod has changed."""
+        changes, pods = self._pods_of.get(fleet, (-1, ()))
+        if changes != self.pods.changes:
+            found = tuple(sorted((entry.value for entry in self.pods.group(fleet).values()), key=lambda pod: pod.name))
+            pods = pods if found == pods else found
+            self._pods_of[fleet] = self.pods.changes, pods
+        return pods
+
+    def forget(self, fleet: FleetKey) -> None:
+        """The resource is gone."""
+        self._pods_of.pop(fleet, None)
 
     def child(self, kind: str, namespace: str, name: str) -> Child | None:
         entry = self.children[kind].get((namespace, name))

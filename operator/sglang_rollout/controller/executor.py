@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..api import names
@@ -82,10 +82,9 @@ class Executor:
         """Raises NotLeading, Overtaken, ExecutionFailed. Overtaken of a decision: nothing else was done."""
         self._must_lead()
         if plan.decision:
-            await self._write_status(key, rollout, plan)
+            await self._write_status(key, rollout, plan.status.to_object())
             self._rest_done[key] = self.clock()  # what people and pods wait for is done by it
-        peer_key = self._peer_key(rollout)
-        self.agents.want(key, {uid: replace(desired, peer_key=peer_key) for uid, desired in plan.agents.items()})
+        self.agents.want(key, plan.agents)
         self.routers.want(key, plan.routers)
         self.external.want(key, plan.external_router)
         self._tell_left_out(key, plan.left_out)
@@ -127,7 +126,7 @@ class Executor:
                 log.info("%s/%s: %s %s", *key, engine, f"is kept out of the routers: {why}" if why else "is routable")
         self._left_out[key] = left_out
 
-    def _peer_key(self, rollout: Rollout) -> str:
+    def peer_key(self, rollout: Rollout) -> str:
         """What agents of one fleet show each other. It lives as long as this process: the next leader gives another."""
         return hmac.new(self._secret, rollout.uid.encode(), hashlib.sha256).hexdigest()
 
@@ -190,7 +189,7 @@ class Executor:
 
     async def _status(self, key: FleetKey, rollout: Rollout, plan: Plan, failures: list[str]) -> float | None:
         """Writes the status unless it is equal or can wait; seconds until it must be written then."""
-        before, after = rollout.model.status.to_object(), plan.status.to_object()
+        before, after = rollout.status, plan.status.to_object()
         if before == after:
             return None
         age = self.clock() - self._status_written.get(key, float("-inf"))
@@ -198,15 +197,15 @@ class Executor:
         if wait > 0:
             return wait
         try:
-            await self._write_status(key, rollout, plan)
+            await self._write_status(key, rollout, after)
         except KubeError as error:
             failures.append(str(error))
         return None
 
-    async def _write_status(self, key: FleetKey, rollout: Rollout, plan: Plan) -> None:
+    async def _write_status(self, key: FleetKey, rollout: Rollout, status: Object) -> None:
         """With the resourceVersion that the plan was made from, decision or not: a whole status written by an
         operator that was deposed meanwhile would undo its successor's decision. Raises Overtaken, KubeError."""
-        if rollout.model.status.to_object() == plan.status.to_object():
+        if rollout.status == status:
             return
         self._must_lead()
         metadata = rollout.object["metadata"]
@@ -214,7 +213,7 @@ class Executor:
             "apiVersion": ROLLOUT.api_version,
             "kind": ROLLOUT.kind,
             "metadata": {name: metadata[name] for name in ("name", "namespace", "resourceVersion")},
-            "status": plan.status.to_object(),
+            "status": status,
         }
         try:
             written = await self.kube.apply(ROLLOUT, body, names.FIELD_MANAGER_STATUS, "status", strict=False)

@@ -38,9 +38,10 @@ class Entry(Generic[V]):
 
 
 class Store(Generic[V]):
-    """The copy: by key, and grouped."""
+    """The copy: by key, and grouped. changes: how many it has seen."""
 
     def __init__(self) -> None:
+        self.changes = 0
         self._entries: dict[ObjectKey, Entry[V]] = {}
         self._groups: dict[GroupKey, dict[ObjectKey, Entry[V]]] = {}
 
@@ -65,6 +66,7 @@ class Store(Generic[V]):
 
     def remove(self, key: ObjectKey) -> Entry[V] | None:
         before = self._entries.pop(key, None)
+        self.changes += 1
         if before is not None:
             members = self._groups[before.group]
             del members[key]

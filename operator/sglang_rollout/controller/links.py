@@ -9,12 +9,12 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote
 
 from ..protocol import pod
-from ..protocol.wire import MalformedMessage, dumps, loads
+from ..protocol.wire import BatchEncoder, MalformedMessage, loads
 from .kube_errors import KubeError
 from .lease import LeaderLease
 from .pod_connection import Answer, BadAnswer, PodConnection
@@ -29,6 +29,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 # Of all calls of this process. It begins above those of an earlier one, whose term may be the same if the Lease was
 # deleted between them.
 _SERIALS = itertools.count(time.time_ns())
+_FILLED_IN = frozenset({"lease_term", "serial"})  # of an order, when it is sent
 REPORT_BYTES = 4 << 20  # what a pod may answer at most: its image is the tenant's
 
 
@@ -113,6 +114,7 @@ class PodLink(Generic[D, R]):
     settled: bool = False  # it has answered or failed once
     _report: R | None = None
     _wanted: D | None = None
+    _members: bytes = b""  # of the order as JSON, without what is filled in
     _sent: tuple[str, D] | None = None  # to which process, what; None while a call may be under way
     _failing_since: float | None = None
     _problem: str = ""
@@ -124,6 +126,7 @@ class PodLink(Generic[D, R]):
         """Two connections: an order must not wait for the end of a long poll."""
         self._polls = PodConnection(self.target.ip, self.dialect.port, REPORT_BYTES)
         self._orders = PodConnection(self.target.ip, self.dialect.port, REPORT_BYTES)
+        self._query = f"?{pod.QUERY_POD}={quote(self.target.uid)}"
 
     def open(self) -> None:
         self._tasks = [self._task("listen", self._listen()), self._task("drive", self._drive())]
@@ -157,19 +160,20 @@ class PodLink(Generic[D, R]):
         or somebody else gave it one."""
         return self._sent is None or self._unsent() is not None
 
-    def want(self, desired: D) -> None:
+    def want(self, desired: D, encoder: BatchEncoder) -> None:
         """From now on the pod is told this, again whenever its program restarts. Returns at once."""
         if desired != self._wanted:
             self._wanted = desired
+            self._members = encoder.members(desired, _FILLED_IN)
             self._wake.set()
 
     async def _listen(self) -> None:
         pause = FIRST_PAUSE
         while True:
-            query = {}
+            query = ""
             seconds = PUT_SECONDS
             if self._report is not None and self._failing_since is None:
-                query = {"after": str(self._report.revision), "wait": f"{self.context.poll_seconds:g}"}
+                query = f"&after={self._report.revision}&wait={self.context.poll_seconds:g}"
                 seconds += self.context.poll_seconds
             try:
                 self._take(await self._call(self._polls, "report", "GET", pod.PATH_REPORT, query, seconds=seconds))
@@ -191,10 +195,10 @@ class PodLink(Generic[D, R]):
                 return  # the process is about to end; a new leader makes new links
             term = self.context.lease.term
             try:
-                body = dumps(replace(desired, lease_term=term, serial=next(_SERIALS)))
+                body = b'{"leaseTerm":%d,"serial":%d,%b}' % (term, next(_SERIALS), self._members)
                 self._sent = None  # a call that fails may have been heard all the same
                 report = await self._call(
-                    self._orders, "desired", "PUT", pod.PATH_DESIRED, {}, body=body, seconds=PUT_SECONDS
+                    self._orders, "desired", "PUT", pod.PATH_DESIRED, body=body, seconds=PUT_SECONDS
                 )
                 self._sent = (self.dialect.start_of(report), desired)
                 self._take(report)
@@ -216,7 +220,7 @@ class PodLink(Generic[D, R]):
         """The pod has obeyed a higher term than the lease has: of a Lease that was deleted since. Its report says
         which; where it does not, in few steps."""
         try:
-            self._take(await self._call(self._orders, "report", "GET", pod.PATH_REPORT, {}, seconds=PUT_SECONDS))
+            self._take(await self._call(self._orders, "report", "GET", pod.PATH_REPORT, seconds=PUT_SECONDS))
         except LinkError as error:
             log.debug("%s", error)
         if self.context.lease.term <= refused and (self._report is None or self._report.lease_term <= refused):
@@ -263,7 +267,7 @@ class PodLink(Generic[D, R]):
         operation: str,
         method: str,
         path: str,
-        query: Mapping[str, str],
+        query: str = "",
         *,
         body: bytes = b"",
         seconds: float,
@@ -271,7 +275,7 @@ class PodLink(Generic[D, R]):
         """Raises LinkError. A token that the pod refuses is replaced once: it may have been minted before the
         cluster's keys were rotated."""
         audience = self.target.audience
-        target = f"{path}?{urlencode({pod.QUERY_POD: self.target.uid, **query})}"
+        target = f"{path}{self._query}{query}"
         for attempt in (1, 2):
             try:
                 token = await self.context.tokens.token(audience)
@@ -357,10 +361,10 @@ class LinkPool(Generic[D, R]):
         return all(link.settled for link in self.of(fleet).values())
 
     def want(self, fleet: FleetKey, desired: Mapping[str, D]) -> None:
-        links = self.of(fleet)
+        links, encoder = self.of(fleet), BatchEncoder()
         for uid, wanted in desired.items():
             if uid in links:
-                links[uid].want(wanted)
+                links[uid].want(wanted, encoder)
 
     async def close(self) -> None:
         for fleet in list(self._links):

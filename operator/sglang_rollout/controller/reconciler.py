@@ -12,7 +12,6 @@ from functools import partial
 
 from pydantic import ValidationError
 
-from ..api import SGLangRollout
 from ..protocol import fleet as fleet_protocol
 from ..protocol.desired import AgentDesired
 from ..protocol.report import AgentReport
@@ -38,7 +37,9 @@ log = logging.getLogger(__name__)
 WARM_UP_SECONDS = 3.0  # for so long a new leader waits for the first answers of a fleet's pods
 REPLANS = 3  # in one pass, when others keep changing the resource
 INVALID_SECONDS = 60.0
-LONGEST_BURST_SECONDS = 0.1
+LONGEST_BURST_SECONDS = 0.25
+BURST_PLANS = 4.0  # for as long as so many plans take, reports that still come in are waited for
+QUIET_PLANS = 0.1  # of the time that a plan takes: a burst of which nothing came for so long is over
 QUIET_TURNS = 3  # of the event loop: it takes as many from an answer's arrival to its being read
 
 Planner = Callable[[Observed, datetime], Plan]
@@ -64,8 +65,10 @@ class Reconciler:
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     _linked: dict[FleetKey, str] = field(default_factory=dict)
+    _linked_pods: dict[FleetKey, tuple[PodView, ...]] = field(default_factory=dict)
     _warming: dict[FleetKey, float] = field(default_factory=dict)
     _plan_seconds: dict[FleetKey, float] = field(default_factory=dict)
+    _planned_news: dict[FleetKey, int] = field(default_factory=dict)
 
     async def reconcile(self, key: FleetKey) -> Outcome:
         """Raises NotLeading, ExecutionFailed and KubeError; the caller tries again. WentBack is final."""
@@ -76,7 +79,7 @@ class Reconciler:
                 self._forget(key)
                 return Outcome(None)
             try:
-                model = rollout.model
+                _ = rollout.model
             except ValidationError as error:
                 self.events.record(rollout.object, EventNote("Warning", "InvalidResource", str(error)))
                 return Outcome(INVALID_SECONDS)
@@ -85,8 +88,8 @@ class Reconciler:
             waiting = self._warming_up(key)
             if waiting is not None:
                 return Outcome(waiting)
-            began = self.clock()
-            plan = self.planner(self._observe(key, model, pods), self.now())
+            began, self._planned_news[key] = self.clock(), self.agents.news(key)
+            plan = self.planner(self._observe(key, rollout, pods), self.now())
             self._plan_seconds[key] = self.clock() - began
             try:
                 return await self.executor.execute(key, rollout, plan)
@@ -96,23 +99,27 @@ class Reconciler:
         return Outcome(0.0)
 
     async def _burst_is_over(self, key: FleetKey) -> None:
-        """Lets reports that have come already be read first, for as long as a plan takes at most: the engines of a
-        large fleet report at one time, and a plan for each handful of them would delay the one that counts."""
-        until = self.clock() + min(self._plan_seconds.get(key, 0.0), LONGEST_BURST_SECONDS)
-        quiet, heard = 0, self.agents.news(key)
-        while quiet < QUIET_TURNS and self.clock() < until:
-            await asyncio.sleep(0)
+        """Lets reports that come now be read first, for as long as a few plans take at most: the engines of a large
+        fleet report at one time, and a plan for each handful of them would delay the one that counts."""
+        plan_seconds = self._plan_seconds.get(key, 0.0)
+        until = self.clock() + min(BURST_PLANS * plan_seconds, LONGEST_BURST_SECONDS)
+        pauses = (*[0.0] * QUIET_TURNS, QUIET_PLANS * plan_seconds)
+        heard, quiet = self.agents.news(key), 0
+        if heard == self._planned_news.get(key, 0):
+            return
+        while quiet < len(pauses) and self.clock() < until:
+            await asyncio.sleep(pauses[quiet])
             before, heard = heard, self.agents.news(key)
             quiet = quiet + 1 if heard == before else 0
 
-    def _observe(self, key: FleetKey, model: SGLangRollout, pods: tuple[PodView, ...]) -> Observed:
+    def _observe(self, key: FleetKey, rollout: Rollout, pods: tuple[PodView, ...]) -> Observed:
         agents, routers = self.agents.of(key), self.routers.of(key)
         silent = {uid: why for links in (agents, routers) for uid, link in links.items() if (why := link.silent)}
         reports = {uid: report for uid, link in agents.items() if (report := link.report) is not None}
         router_reports = {uid: heard for uid, link in routers.items() if (heard := link.report) is not None}
         return Observed(
-            rollout=model,
-            context=self._context(model.metadata.uid),
+            rollout=rollout.model,
+            context=self._context(rollout.uid),
             children=self.caches.children_of(key, self.now()),
             pods=pods,
             agents=reports,
@@ -123,6 +130,7 @@ class Reconciler:
             external_untold=self.external.untold(key),
             parting=tuple(self.external.parting(key)),
             apply_errors=self.executor.apply_errors(key),
+            peer_key=self.executor.peer_key(rollout),
         )
 
     def _context(self, uid: str) -> FleetContext:
@@ -143,13 +151,16 @@ class Reconciler:
                 self.tokens.forget(before)
             self._linked[key] = audience
             self._warming[key] = self.clock()
+        self.external.sync(key, rollout.model)
+        if before == audience and self._linked_pods.get(key) is pods:
+            return
+        self._linked_pods[key] = pods
         reachable = [pod for pod in pods if pod.ip and pod.phase not in ("Failed", "Succeeded")]
         target = partial(Target, audience=audience)
         self.agents.sync(
             key, {pod.uid: target(pod.uid, pod.name, pod.ip) for pod in reachable if pod.engine is not None}
         )
         self.routers.sync(key, {pod.uid: target(pod.uid, pod.name, pod.ip) for pod in reachable if pod.engine is None})
-        self.external.sync(key, rollout.model)
 
     def _warming_up(self, key: FleetKey) -> float | None:
         """Seconds to wait for the first answers; None: no more. Planned without them, a fleet that serves would look
@@ -179,8 +190,11 @@ class Reconciler:
         self.routers.sync(key, {})
         self.external.sync(key, None)
         self.executor.forget(key)
+        self.caches.forget(key)
+        self._linked_pods.pop(key, None)
         self._warming.pop(key, None)
         self._plan_seconds.pop(key, None)
+        self._planned_news.pop(key, None)
         audience = self._linked.pop(key, None)
         if audience is not None:
             self.tokens.forget(audience)

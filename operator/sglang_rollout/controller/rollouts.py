@@ -21,6 +21,11 @@ class Rollout:
     def model(self) -> SGLangRollout:
         return SGLangRollout.from_object(self.object)
 
+    @cached_property
+    def status(self) -> Object:
+        """As it would be written again. Raises as `model` does."""
+        return self.model.status.to_object()
+
     @property
     def uid(self) -> str:
         return str(self.object["metadata"].get("uid", ""))

@@ -81,7 +81,7 @@ class Observed:
     """agents, routers: last report of each pod by pod UID; absent: none yet, or none for too long (then
     silent[uid] says why). untold: router pods that may act on another order than the one that their report is of.
     external_router, external_untold: the same of a router that we do not run. parting: a sentence for each such router
-    that was the fleet's before and may still have engines of it."""
+    that was the fleet's before and may still have engines of it. peer_key: what agents are to show each other."""
 
     rollout: SGLangRollout
     context: FleetContext
@@ -95,6 +95,7 @@ class Observed:
     external_untold: bool = False
     parting: tuple[str, ...] = ()
     apply_errors: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    peer_key: str = ""
 
     @property
     def router_pods(self) -> tuple[PodView, ...]:

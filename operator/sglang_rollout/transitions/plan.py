@@ -289,6 +289,7 @@ def _agents(
             memory=residency.orders.get(engine.index),
             operations=ordered.asked.get(engine.index, []),
             hands_off=spec.control == "External",
+            peer_key=observed.peer_key,
             open_door=spec.weights.source is not None and spec.weights.source.type == "External",
         )
         for engine in engines
