@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from sglang_rollout.agent import control, draining
 from sglang_rollout.protocol.weights import WeightVersion
+from sglang_rollout.transfer.intake import TrainerIntake
 
 from . import checkpoints
 from .fake_pod import FakePod, MakePod
@@ -36,6 +37,14 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(control, name, 0.05)
     monkeypatch.setattr(draining, "LINGER_SECONDS", 0.2)
     monkeypatch.setattr(control, "RANK0_SECONDS", 0.1)
+
+
+@pytest.fixture(autouse=True)
+def _no_receiving_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def warm(self: TrainerIntake) -> None:
+        """It would import torch."""
+
+    monkeypatch.setattr(TrainerIntake, "warm", warm)
 
 
 @pytest.fixture

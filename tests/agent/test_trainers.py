@@ -39,9 +39,13 @@ class PlayedIntake:
     """In place of TrainerIntake."""
 
     trainers: dict[str, Trainer] = {}  # noqa: RUF012 - set anew by each test
+    warmed: list[Path] = []  # noqa: RUF012
 
     def __init__(self, folder: Path, **_: Any) -> None:
         self._folder = folder
+
+    async def warm(self) -> None:
+        self.warmed.append(self._folder)
 
     async def receive(self, intake: Intake, progress: Callable[[int, int], None]) -> Received:
         trainer = self.trainers.get(intake.senders[0])
@@ -70,6 +74,7 @@ class PlayedIntake:
 async def pod(make_pod: MakePod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePod:
     monkeypatch.setattr(staging_module, "TrainerIntake", PlayedIntake)
     PlayedIntake.trainers = {"a:1": Trainer(1), "b:1": Trainer(2)}
+    PlayedIntake.warmed = []
     return await _serving(make_pod, tmp_path, 2)
 
 
@@ -98,6 +103,12 @@ async def root_of(pod: FakePod, sender: str) -> str:
     """What the trainer's weights are called."""
     await pod.put(pod.desired(move=staged(sender, f"only-{sender}")))
     return await prepared(pod, f"only-{sender}")
+
+
+async def test_what_receives_is_started_before_the_first_trainer_comes(pod: FakePod, tmp_path: Path) -> None:
+    await eventually(lambda: bool(PlayedIntake.warmed))
+    await asyncio.sleep(0.2)
+    assert PlayedIntake.warmed == [tmp_path / "stage2"]
 
 
 async def test_weights_that_another_trainer_is_sending_are_not_taken_for_the_new_one_s(pod: FakePod) -> None:

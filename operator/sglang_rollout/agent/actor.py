@@ -98,6 +98,9 @@ class Actor:
         await self._moves.register(facts)
         await self._faults.at("register:after")
 
+    def warm(self, facts: EngineFacts) -> None:
+        self._moves.warm(facts)
+
     def situation(self, desired: AgentDesired, facts: EngineFacts) -> Situation:
         """What the plan is made from; state of an engine start that is over is dropped here."""
         if facts.start_id:

@@ -178,6 +178,7 @@ class Control:
             self._kills.follow()
             if self._actor.must_register(self._facts):
                 await self._actor.register(self._facts)
+            self._actor.warm(self._facts)
             wait = await self._advance() if self.desired else TICK_SECONDS
             if self._facts.state is EngineState.STARTING:
                 wait = min(wait, STARTING_TICK_SECONDS)

@@ -99,6 +99,11 @@ class MoveSteps:
         self._journal.remember(registration=Registration(facts.start_id, problem))
         self._journal.save()
 
+    def warm(self, facts: EngineFacts) -> None:
+        """When the engine serves: until then it needs the processors itself."""
+        if facts.state is EngineState.SERVING:
+            self._staging.warm()
+
     @property
     def _has_hook(self) -> bool:
         return self._watch.record is not None and self._watch.record.hook

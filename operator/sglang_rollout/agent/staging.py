@@ -44,8 +44,30 @@ class Staging:
         self._session = session
         self._faults = faults
         self._intake: TrainerIntake | None = None
+        self._warming: asyncio.Task[None] | None = None
+
+    def warm(self) -> None:
+        """Starts what receives from trainers ahead of the first of them: it takes seconds to be ready. Once; one that
+        ends is started again by the next that sends."""
+        if self._warming is None and self.room.stage is not None:
+            self._warming = asyncio.create_task(self._warm(self._the_intake()))
+
+    @staticmethod
+    async def _warm(intake: TrainerIntake) -> None:
+        try:
+            await intake.warm()
+        except IntakeFailed as error:
+            log.warning("nothing can be received from a trainer: %s", error)
+
+    def _the_intake(self) -> TrainerIntake:
+        if self._intake is None:
+            self._intake = TrainerIntake(self.room.folder, python=self._settings.torch_python)
+        return self._intake
 
     async def close(self) -> None:
+        if self._warming is not None:
+            self._warming.cancel()
+            await asyncio.gather(self._warming, return_exceptions=True)
         if self._intake is not None:
             await self._intake.close()
         self.room.close()
@@ -107,8 +129,6 @@ class Staging:
         raise NotPrepared(f"version {move.weights.version!r} is not to be had: {'; '.join(problems)}")
 
     async def _receive(self, move: WeightMove, running: Checkpoint, slot: str, progress: Progressed) -> Prepared:
-        if self._intake is None:
-            self._intake = TrainerIntake(self.room.folder, python=self._settings.torch_python)
         source = move.source
         intake = Intake(
             transaction=move.id,
@@ -126,7 +146,7 @@ class Staging:
             receiver=self._settings.pod_name or self._settings.pod_uid,
         )
         try:
-            received = await self._intake.receive(intake, progress)
+            received = await self._the_intake().receive(intake, progress)
         except IntakeRefused as refusal:
             raise CheckpointRefused(str(refusal)) from refusal
         except IntakeFailed as error:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .manifest import tensor_of
 from .receiver import GroupCache, Receiving, ReceivingFailed, WeightsRefused, receive
 from .stage import Stage
 from .stage_index import StageUnusable
+from .transports import Transport
 from .transports.available import agent_transports, stuck
 
 MAX_LINE = 256 << 20
@@ -31,14 +33,21 @@ class _Child:
         self._folder = folder
         self._answer = answer
         self._cache = GroupCache()
-        self._transports = agent_transports(folder)
+        self._transports: list[Transport] = []
         self._stage: Stage | None = None
         self._work: asyncio.Task[None] | None = None
 
-    def import_now(self) -> None:
-        """What takes seconds on a busy machine, in which an event loop would beat for nobody."""
-        for transport in self._transports:
+    @staticmethod
+    def import_now() -> None:
+        """What takes seconds on a busy machine. No GPU is touched before there is something to receive."""
+        with contextlib.suppress(ImportError):
+            import_module("torch.distributed")
+
+    def _find_transports(self) -> list[Transport]:
+        found = agent_transports(self._folder)
+        for transport in found:
             transport.offer()
+        return found
 
     async def obey(self, line: bytes) -> None:
         order = json.loads(line)
@@ -55,6 +64,8 @@ class _Child:
         try:
             order = _order(words, lambda done: self._answer({"id": identity, "progress": done}))
             stage = self._open()
+            # In a thread: on a GPU it takes a while, in which the event loop would beat for nobody.
+            self._transports = self._transports or await asyncio.to_thread(self._find_transports)
             manifest, nonfinite = await receive(stage, self._transports, self._cache, order)
             found = {"root": manifest.root, "size": manifest.size, "nonfinite": nonfinite}
             self._end(identity, received=found)
