@@ -34,7 +34,7 @@ async def done(pod: FakePod, operation: Operation, **desired: object) -> Operati
     report = await pod.until(
         lambda r: any(o.id == operation.id and o.result is not OperationResult.RUNNING for o in r.operations)
     )
-    return report.operations[0]
+    return next(o for o in report.operations if o.id == operation.id)
 
 
 async def test_a_snapshot_equals_what_is_loaded_again(serving: FakePod, versions: Versions) -> None:
@@ -68,7 +68,23 @@ async def test_an_operation_is_done_once(serving: FakePod) -> None:
     assert (await serving.serving()).operations == [first]
     assert rules.calls.count("check checksum") == 1
     await serving.put(serving.desired(generation=5))
-    await serving.until(lambda r: r.operations == [])
+    await asyncio.sleep(0.06)
+    assert (await serving.report()).operations == [first]
+    await done(serving, SNAPSHOT)
+    await serving.until(lambda r: [o.id for o in r.operations] == [SNAPSHOT.id])
+
+
+async def test_what_is_not_asked_for_meanwhile_is_not_done_twice(serving: FakePod) -> None:
+    """An order may be taken back before the operator hears that it was done, and be given again."""
+    assert serving.engine is not None
+    first = await done(serving, CHECKSUM)
+    await serving.put(serving.desired())
+    assert await done(serving, CHECKSUM) == first
+    assert serving.engine.rules.calls.count("check checksum") == 1
+    assert (await done(serving, SNAPSHOT)).result is OperationResult.PASSED
+    assert (await serving.report()).operations != [first]
+    await done(serving, CHECKSUM)
+    assert serving.engine.rules.calls.count("check checksum") == 2, "the id is used for another request"
 
 
 async def test_a_new_engine_process_is_checked_again(serving: FakePod) -> None:
@@ -298,7 +314,8 @@ async def test_a_profile_that_does_not_end_is_stopped(serving: FakePod, listed: 
         assert "what it made until then: 1 traces in pod fleet-e0-0" in report.message
     else:
         await serving.put(serving.desired(generation=2))
-        await serving.until(lambda r: r.operations == [])
+        ended = await serving.until(lambda r: r.operations[0].result is OperationResult.ERROR)
+        assert "it is no longer asked for" in ended.operations[0].message
     await eventually(lambda: rules.profile is None)
     assert rules.calls.count("stop profile") == 1
 

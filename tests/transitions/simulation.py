@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_rollout.api import SGLangRollout, WeightsStatus, names
 from sglang_rollout.controller.status_writes import STILL_SECONDS, may_wait, only_orders_count
-from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
+from sglang_rollout.protocol.desired import AgentDesired, ExecutionState, GroupAssignment
 from sglang_rollout.protocol.fleet import Trust
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryTag
 from sglang_rollout.protocol.operations import OperationKind, OperationReport, OperationResult
@@ -31,6 +31,7 @@ from sglang_rollout.protocol.report import (
 from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport, Worker
 from sglang_rollout.protocol.weights import SourceKind, Step, WeightMove, WeightVersion
 from sglang_rollout.resources import FleetContext
+from sglang_rollout.transitions import routing
 from sglang_rollout.transitions.observed import ChildView, Observed, PodView
 from sglang_rollout.transitions.plan import plan
 from sglang_rollout.transitions.planned import ANNOTATION_SPEC_HASH, Plan
@@ -73,7 +74,9 @@ class SimEngine:
     released: list[MemoryTag] = field(default_factory=list)
     void: str = ""
     operations: dict[str, OperationReport] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)  # ids; another of its kind makes it forget the last
     applied_root: str = ""  # of what was put in last; what it has read by itself has the root of its label
+    joined: GroupAssignment | None = None  # of an engine of several pods: those that it started with
 
     @property
     def root(self) -> str:
@@ -116,6 +119,7 @@ class SimPod:
     router_desired: RouterDesired | None = None
     router_workers: dict[str, Worker] = field(default_factory=dict)
     router_pending: dict[str, Worker] = field(default_factory=dict)  # taken in, not listed and not used yet
+    router_down: bool = False  # its sidecar is there and says so
 
     @property
     def takes_orders(self) -> bool:
@@ -150,10 +154,14 @@ class Simulation:
         self.seen: set[tuple[str, str]] = set()  # labels that requests have seen, and what the bytes were
         self.done_operations: list[tuple[str, str]] = []
         self.last: Plan | None = None
+        self.before_patch: dict[str, Any] | None = None  # the resource as an operator has it that heard of no patch yet
+        self.routed: dict[str, Worker] = {}  # by engine: what the routers were ordered to have last
+        self.needless: list[str] = []  # engines that left the routers and could have stayed
 
     # --- the user ---
 
     def patch(self, **spec: Any) -> None:
+        self.before_patch = self.before_patch or self.object
         self.object = {
             **self.object,
             "spec": {**self.object["spec"], **spec},
@@ -166,13 +174,14 @@ class Simulation:
 
     # --- the operator ---
 
-    def observe(self) -> Observed:
+    def observe(self, rollout: SGLangRollout | None = None) -> Observed:
+        """rollout: the resource as it is known; without, as it is."""
         children = {
             ("StatefulSet", name): ChildView("StatefulSet", name, f"sts-{name}", "u1", annotations=annotations)
             for name, annotations in self.stateful_sets.items()
         }
         return Observed(
-            rollout=self.rollout,
+            rollout=rollout or self.rollout,
             context=CONTEXT,
             children=children,
             pods=tuple(self._pod_view(pod) for pod in self.pods.values()),
@@ -182,15 +191,21 @@ class Simulation:
             untold=frozenset(uid for uid, pod in self.pods.items() if pod.answered_order != pod.order),
         )
 
-    def reconcile(self, status_write_fails: bool = False) -> Plan:
-        step = plan(self.observe(), self.now)
+    def reconcile(self, status_write_fails: bool = False, late: bool = False) -> Plan:
+        """status_write_fails: or whoever leads dies before it. late: a patch has not been heard of, so that what is
+        planned goes out and the status does not, being of an older resource."""
+        late = late and self.before_patch is not None
+        known = SGLangRollout.from_object(self.before_patch) if late and self.before_patch else None
+        self.before_patch = None
+        step = plan(self.observe(known), self.now)
         self.last = step
+        written = not (status_write_fails or late)
         if step.decision:
-            # Written first and alone: when it fails nothing else is done.
-            if not status_write_fails:
-                self._write(step)
-                self.rest_done = self.now
-            return step
+            # Written first: when that fails nothing else is done.
+            if not written:
+                return step
+            self._write(step)
+            self.rest_done = self.now
         orders_only = self._are_only_orders_due(step)
         if not orders_only:
             for manifest in step.applies:
@@ -204,13 +219,33 @@ class Simulation:
             if uid in self.pods and routers != self.pods[uid].router_orders:
                 self.pods[uid].router_orders = routers
                 self.pods[uid].order += 1
+        self._look_for_needless(step)
         if orders_only:
+            self.events += [event.reason for event in step.events] if step.decision else []
             return step
         self.rest_done = self.now
         self.events += [event.reason for event in step.events]
-        if not status_write_fails and (step.events or self._is_due(step)):
+        if written and not step.decision and (step.events or self._is_due(step)):
             self._write(step)
         return step
+
+    def _look_for_needless(self, step: Plan) -> None:
+        """An engine that leaves a router drains for seconds: none may that goes on as it is, or has come through."""
+        if not step.routers:
+            return
+        ordered = {worker.engine: worker for routers in step.routers.values() for worker in routers.workers}
+        processes = {pod.engine.key: pod for pod in self.pods.values() if pod.engine is not None and pod.rank == 0}
+        for name, worker in self.routed.items():
+            pod, why = processes.get(worker.api_key), step.left_out.get(name, "")
+            if name in ordered or pod is None or pod.engine is None:
+                continue
+            # An operator that has lost what it ordered knows no better before a router says that it has done it.
+            listed = routing.listed_in(self.delivered_routers.values())
+            unheard = "has not heard" in why and (name, worker.incarnation) in listed
+            through = step.status.weights is not None and step.status.weights.target_version == pod.engine.bytes_version
+            if unheard or ("takes no part" in why and through and not pod.engine.paused):
+                self.needless.append(f"{name}: {why}")
+        self.routed = ordered
 
     def _write(self, step: Plan) -> None:
         self.object = {**self.object, "status": step.status.to_object()}
@@ -289,6 +324,9 @@ class Simulation:
 
     def _run_router(self, pod: SimPod) -> None:
         """An addition is taken in now and done later; until then it cannot be taken back."""
+        if pod.router_down:
+            pod.router_down = False
+            return
         pod.router_workers |= pod.router_pending
         pod.router_pending = {}
         if pod.router_desired is not None:
@@ -299,6 +337,11 @@ class Simulation:
     def _run_engine(self, pod: SimPod) -> None:
         desired = pod.desired
         if pod.engine and desired and desired.restart_engine == pod.engine.start_id:
+            whole = not (pod.engine.mixed or pod.engine.unfit)
+            assert not (whole and self._is_reachable(pod, pod.engine)), "what can serve ends when no router has it"
+            self.kill_engine(pod.uid)
+        group = desired.group if desired else None
+        if pod.engine and pod.engine.joined and group and not pod.engine.joined.same_pods(group):
             self.kill_engine(pod.uid)
         nodes = self.rollout.spec.engine.nodes
         if pod.engine is None:
@@ -306,7 +349,8 @@ class Simulation:
                 return
             boot = desired.boot if desired else self.boot
             launch = desired.launch if desired else self.boot_launch
-            pod.engine = SimEngine(f"s{next(self.numbers)}", boot.version, launch=launch)
+            joined = desired.group if desired and nodes > 1 else None
+            pod.engine = SimEngine(f"s{next(self.numbers)}", boot.version, launch=launch, joined=joined)
             pod.move = None
         elif pod.engine.state is EngineState.STARTING:
             pod.engine.state = EngineState.SERVING
@@ -332,6 +376,11 @@ class Simulation:
 
     def _run_operations(self, pod: SimPod, engine: SimEngine, desired: AgentDesired) -> None:
         for operation in desired.operations:
+            kind = operation.id.partition(":")[0]
+            if (before := engine.asked.get(kind, operation.id)) != operation.id:
+                engine.operations.pop(before, None)
+            engine.asked[kind] = operation.id
+        for operation in desired.operations:
             if operation.id in engine.operations or engine.released or engine.void:
                 continue
             if operation.start_id not in ("", engine.start_id):
@@ -339,7 +388,8 @@ class Simulation:
             if operation.kind is OperationKind.RESET:
                 assert not self._is_reachable(pod, engine), "weights are overwritten only when no router has the engine"
                 engine.void = f"reset:{operation.id}"
-            self.done_operations.append((pod.name, operation.id))
+            assert (engine.start_id, operation.id) not in self.done_operations, "an operation is done once"
+            self.done_operations.append((engine.start_id, operation.id))
             engine.operations[operation.id] = OperationReport(
                 operation.id, OperationResult.PASSED, checksum=f"sum-{engine.bytes_version}", sharding="tp1"
             )
@@ -479,6 +529,7 @@ class Simulation:
         """One step on the engine; False: not done."""
         assert pod.move is not None
         if step is Step.PAUSE:
+            assert self.rollout.spec.engine.pipeline_parallel_size == 1, "a pipeline does not pause"
             engine.paused = True
             if order.until is not Step.APPLY and self.cache_is_busy():
                 # The old weights serve on to free the cache; past the fleet's barrier they must not.
@@ -532,7 +583,7 @@ class Simulation:
             pod_uid=pod.uid,
             desired_id=desired.id if desired else "",
             in_step=same and not (pod.router_pending.keys() - (wanted or {}).keys()),
-            router_up=True,
+            router_up=not pod.router_down,
             registered=[RegisteredWorker(w.url, w.engine, w.incarnation, True) for w in pod.router_workers.values()],
         )
 
@@ -551,6 +602,7 @@ class Simulation:
                 launch=engine.launch,
                 released=list(engine.released),
                 weights_void=engine.void,
+                weights_root=engine.applied_root if up and not engine.void and engine.bytes_version else "",
             )
         return AgentReport(
             revision=next(self.numbers),
@@ -558,6 +610,7 @@ class Simulation:
             pod_uid=pod.uid,
             rank=pod.rank,
             generation=pod.desired.generation if pod.desired else 0,
+            incarnation=pod.desired.group.incarnation if pod.desired and pod.desired.group else 0,
             engine=report,
             move=pod.move,
             prepare=pod.ahead,
@@ -610,6 +663,7 @@ class Simulation:
         if uid in self.pods:
             self.pods[uid].router_workers = {}
             self.pods[uid].router_pending = {}
+            self.pods[uid].router_down = True
 
     def restart_agent(self, uid: str) -> None:
         """It knows what it was told last and what it had begun to apply, and nothing else of how far it had come."""
@@ -698,7 +752,7 @@ class Simulation:
                 if chance.random() < heard.get(uid, 1.0):
                     self.deliver(uid)
             if chance.random() < 0.8:
-                self.reconcile(status_write_fails=chance.random() < 0.1)
+                self.reconcile(status_write_fails=chance.random() < 0.15, late=chance.random() < 0.2)
             if chance.random() < 0.5:
                 self.run_kubernetes(lambda: chance.random() < 0.5)
             after_each()

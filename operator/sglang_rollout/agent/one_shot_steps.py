@@ -49,7 +49,7 @@ class OneShotSteps:
         )
 
     def follow(self, situation: Situation) -> None:
-        """Forgets what is no longer asked for."""
+        """Forgets what will not be asked for again."""
         kept = one_shots.still_asked(self._journal.now.operations, situation.desired.operations)
         self._journal.remember(operations=kept)
 

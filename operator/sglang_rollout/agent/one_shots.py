@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sglang_rollout.protocol.operations import Operation, OperationKind, OperationResult
+from sglang_rollout.protocol.operations import CHECKS, Operation, OperationKind, OperationResult
 from sglang_rollout.protocol.weights import PauseMode
 
 from .actions import Action, LookAfter, Operate, Pause
@@ -86,8 +86,19 @@ def going_on(records: Iterable[OperationRecord]) -> list[OperationRecord]:
 
 
 def still_asked(records: Iterable[OperationRecord], listed: Iterable[Operation]) -> list[OperationRecord]:
-    """The records to keep: of what is listed, and of what has yet to be stopped."""
+    """The records to keep: of what is listed, and of what has yet to be stopped. One that is not listed now may be
+    listed again, and must not be done twice: it is kept until another of its kind is."""
     ids = {operation.id for operation in listed}
+    kinds = {_request(operation) for operation in listed}
     return [
-        record for record in records if record.operation.id in ids or record.report.result is OperationResult.RUNNING
+        record
+        for record in records
+        if record.operation.id in ids
+        or _request(record.operation) not in kinds
+        or record.report.result is OperationResult.RUNNING
     ]
+
+
+def _request(operation: Operation) -> str:
+    """All checks are one kind of request: an id is used for one of them."""
+    return "check" if operation.kind in CHECKS else operation.kind.value

@@ -54,7 +54,7 @@ class AgentDesired:
     probe_seconds: the deadline of the generation probe; 0 turns the probe off.
     launch: flags of an engine that starts from now on.
     memory: what must be released from GPU memory; None: nothing new, it stays as it is.
-    operations: one-shot operations asked for; those that are no longer listed are forgotten.
+    operations: one-shot operations asked for; one that is no longer listed is forgotten when another of its kind is.
     hands_off: somebody else drives the engine: no route that changes it is called, only reports are made.
     open_door: a trainer may put weights into the engine by its own routes, and all else stays ours.
     prepare: weights to stage ahead, with `until` PREPARE; the engine sees nothing of it. It is no part of a move: the

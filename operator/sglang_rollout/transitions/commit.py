@@ -123,7 +123,8 @@ class Commit:
         until = Step.APPLY if alone else Step.PAUSE
         applied = [engine for engine in part if self._step(engine) >= Step.APPLY]
         if alone and len(applied) == len(part):
-            return self._committed()._waves()
+            # What follows needs routers that have other engines than now: it must be known to be over by then.
+            return replace(self._committed()._waves(), decision=bool(outside))
         moves = {engine.index: self._order(engine, until) for engine in part if self._takes_part(engine)}
         missing = ", ".join(engine.name for engine in outside)
         waits = f"waiting until no router has {missing}" if everyone_paused and not alone else ""
@@ -186,19 +187,33 @@ class Commit:
         return move is None or not (Step.PREPARE < move.reached < Step.CONTINUE)
 
     def _by_restart(self) -> WeightsPlan:
-        """SGLang's pipeline loop ignores pause, so its weights move by new engine processes."""
-        moved = self._committed()
-        behind = [e for e in self.members if e.movable and e.version != self.target.version]
+        """SGLang's pipeline loop ignores pause, so its weights move by new engine processes: whoever is to end leaves
+        the routers first. AllAtOnce: none of the new ones is registered before all old ones have ended, or missed the
+        time for it."""
+        wanted = [engine for engine in self.members if engine.wanted]
+        behind = [engine for engine in wanted if engine.movable and self._is_old(engine)]
         rolling = self.spec.weights.update_strategy.type == "Rolling"
-        away = sum(1 for engine in self.members if not engine.healthy)
-        slots = max(self.spec.weights.update_strategy.max_unavailable - away, 0) if rolling else len(behind)
-        if not behind:
-            return moved._done(sum(1 for engine in self.members if engine.version == self.target.version))
+        left = seconds_left(self.transaction.decided_at, self.spec.weights.timeout_seconds, self.now)
+        # In step: no router has one of the old ones, nor one that is not heard or not wanted any more.
+        if not behind if rolling else self.routers_in_step and (not behind or left <= 0):
+            return self._committed()._done(sum(1 for engine in wanted if not self._is_old(engine)))
+        chosen = behind[: self._free_turns(wanted)] if rolling else behind
         return WeightsPlan(
-            status=moved._status("Committing", committed=len(self.members) - len(behind)),
+            status=self._status("Committing", committed=len(wanted) - len(behind)),
             boot=self._boot,
-            restarts={engine.index: engine.start_id for engine in behind[:slots]},
+            holds=frozenset(engine.index for engine in wanted if engine.healthy and not self._is_old(engine)),
+            closed=not rolling,
+            restarts={engine.index: engine.start_id for engine in chosen},
+            wake=left if left > 0 else None,
         )
+
+    def _free_turns(self, wanted: list[EngineView]) -> int:
+        """How many more engines may be away. One that has started again is back when the routers were given it."""
+        away = sum(1 for engine in wanted if not (engine.healthy and (self._is_old(engine) or engine.was_given)))
+        return max(self.spec.weights.update_strategy.max_unavailable - away, 0)
+
+    def _is_old(self, engine: EngineView) -> bool:
+        return engine.version != self.target.version
 
     def _give_up(self) -> WeightsPlan:
         """The one end of a decided move that is none: all who had the weights died before any of them served."""

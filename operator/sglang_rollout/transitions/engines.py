@@ -67,6 +67,11 @@ class EngineView:
         return self.leader is not None and self.leader.engine.state in (EngineState.SERVING, EngineState.STOPPING)
 
     @once
+    def was_given(self) -> bool:
+        """By the status, which may be told late: whether the routers were given this very process."""
+        return self.record.routable and self.record.start_id == self.start_id
+
+    @once
     def healthy(self) -> bool:
         """Serving, and nothing says that its weights or its scheduler are broken."""
         return self.serving and not self.dirty and not (self.leader and self.leader.probe_failure)

@@ -7,7 +7,7 @@ which engines the routers may have (routing), and what to say (summary).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -51,10 +51,12 @@ def plan(observed: Observed, now: datetime) -> Plan:
     )
     # What takes an engine's memory waits for the routers' word that they have exactly the others: a router that has
     # not taken the last order may still follow an older one.
-    residency = memory.advance(engines, spec, unregistered if in_step else frozenset())
+    free = unregistered if in_step else frozenset[int]()
+    residency = memory.advance(engines, spec, free)
     revision, residency = revision.without(moved.engaged), residency.without(moved.engaged)
+    restarts = {**residency.restarts, **_restarts(engines, moved, free)}
     # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
-    hearing = any(engine.unheard and engine.record.routable for engine in engines)
+    hearing = any(engine.unheard and (engine.record.routable or _is_listed(engine, observed)) for engine in engines)
     external = spec.router.external is not None
     lost_in = members.seconds_to_loss(observed.pods, now)
     wake = soonest(moved.wake, ordered.wake, lost_in, *(state.wake for state in states.values()))
@@ -98,7 +100,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
         work_out_rest=rest,
         phase=moved.status.phase,
         has_news=bool(moved.events or ordered.events),
-        agents=_agents(observed, engines, states, revision, moved, residency, ordered),
+        agents=_agents(observed, engines, states, revision, moved, residency, restarts, ordered),
         routers={} if hearing else {pod.uid: desired for pod in observed.router_pods if pod.ip},
         external_router=desired if external and not hearing else None,
         left_out={engine.name: obstacles[engine.index] for engine in engines if engine.index in obstacles},
@@ -124,6 +126,7 @@ def _weights_and_routing(
     generation = observed.rollout.metadata.generation
     releasing = {engine.index for engine in engines} if memory.wanted_released(spec) else set()
     taken = revision.drain | memory.turns(engines, spec)
+    listed = routing.listed_in(_router_reports(observed))
 
     def with_routers(in_step: bool) -> tuple[WeightsPlan, OperationsPlan, dict[int, str], RouterDesired]:
         step = weights.advance(engines, spec, status, generation, now, in_step)
@@ -134,7 +137,7 @@ def _weights_and_routing(
         obstacles = {
             engine.index: why
             for engine in engines
-            if (why := routing.obstacle(engine, states[engine.index], step, max_lag, generation, leaving))
+            if (why := routing.obstacle(engine, states[engine.index], step, max_lag, generation, leaving, listed))
         }
         chosen = [engine for engine in engines if engine.index not in obstacles]
         return step, ordered, obstacles, routing.desired_workers(chosen, states, step)
@@ -182,6 +185,11 @@ def _registered(engines: tuple[EngineView, ...], observed: Observed) -> frozense
         return frozenset()
     known = set.intersection(*({worker.engine for worker in report.registered} for report in reports))
     return frozenset(engine.index for engine in engines if engine.name in known)
+
+
+def _is_listed(engine: EngineView, observed: Observed) -> bool:
+    """A router has it: the status may not tell it yet."""
+    return any(worker.engine == engine.name for report in _router_reports(observed) for worker in report.registered)
 
 
 def _coming(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
@@ -267,6 +275,7 @@ def _agents(
     revision: Revision,
     moved: WeightsPlan,
     residency: MemoryPlan,
+    restarts: Mapping[int, str],
     ordered: OperationsPlan,
 ) -> dict[str, AgentDesired]:
     spec = observed.rollout.spec
@@ -281,9 +290,8 @@ def _agents(
             move=moved.moves.get(engine.index),
             prepare=moved.prepares.get(engine.index),
             fellows=engine.fellows() if pod.rank == 0 else [],
-            restart_engine=moved.restarts.get(engine.index) or residency.restarts.get(engine.index, ""),
-            restart_drains=engine.index not in moved.restarts
-            and is_allowed(moved.status, engine.version, spec.staleness.max_version_lag),
+            restart_engine=restarts.get(engine.index, ""),
+            restart_drains=is_allowed(moved.status, engine.version, spec.staleness.max_version_lag),
             drain=(not engine.wanted and engine.index not in moved.engaged) or engine.index in revision.drain,
             launch=residency.launch,
             memory=residency.orders.get(engine.index),
@@ -296,6 +304,13 @@ def _agents(
         for pod in engine.pods.values()
         if _reachable(pod)
     }
+
+
+def _restarts(engines: Iterable[EngineView], moved: WeightsPlan, free: frozenset[int]) -> dict[int, str]:
+    """Start ids of engines to be ended for their weights now: one that is well may have requests until no router has
+    it (free)."""
+    ready = {engine.index for engine in engines if engine.index in free or not engine.healthy}
+    return {index: start for index, start in moved.restarts.items() if index in ready}
 
 
 def _reachable(pod: PodView) -> bool:

@@ -60,7 +60,7 @@ class Requests:
             return self._over(last, order, self._verdict(answers))
         # An abort may be what a weight move waits for: requests that hold the cache.
         now = self.quiet or operation.kind is OperationKind.ABORT
-        told = [engine.index for engine in answers.up if now]
+        told = [engine.index for engine in answers.up if now or engine.index in answers.begun]
         return Advance(last, asked=dict.fromkeys(told, operation), wake=answers.next_look)
 
     def _over(self, last: RequestStatus, order: Operation, verdict: Mapping[str, object]) -> Advance[RequestStatus]:

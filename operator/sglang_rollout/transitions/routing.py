@@ -31,9 +31,10 @@ def obstacle(
     max_lag: int,
     generation: int,
     leaving: Collection[int],
+    listed: Collection[tuple[str, int]],
 ) -> str:
     """Why the routers must not have this engine now; empty when they must. leaving: engines that are about to lose
-    their pods, their memory or their weights. generation: of the resource."""
+    their pods, their memory or their weights. generation: of the resource. listed: what listed_in says."""
     if not engine.wanted:
         return "it is being removed"
     if engine.index in leaving:
@@ -48,7 +49,7 @@ def obstacle(
         return group.message or "its pods are not one group yet"
     if not engine.leader or not engine.healthy or not engine.leader.engine.data_key:
         return "it does not serve" if not engine.dirty else "its weights may be of two versions"
-    registered = was_registered(engine)
+    registered = was_registered(engine, group, listed)
     if engine.index in plan.holds and registered:
         return ""
     # What was ordered for an older generation (a release, say) may still be under way behind an older report.
@@ -60,9 +61,16 @@ def obstacle(
     return "" if allowed else f"it holds version {engine.version}, and the fleet serves {plan.status.version}"
 
 
-def was_registered(engine: EngineView) -> bool:
-    """Whether the routers were given this very engine process."""
-    return engine.record.routable and engine.record.start_id == engine.start_id
+def was_registered(engine: EngineView, group: GroupState, listed: Collection[tuple[str, int]]) -> bool:
+    """Whether the routers were given this very engine process: by the status, which may be told late, or by a router's
+    own word. Nothing that takes an engine out of the routers has begun on one that a router still has."""
+    same_start = engine.record.start_id == engine.start_id
+    return engine.was_given or (same_start and (engine.name, group.incarnation) in listed)
+
+
+def listed_in(reports: Iterable[RouterReport]) -> frozenset[tuple[str, int]]:
+    """Names and incarnations of the engines that a router has."""
+    return frozenset((worker.engine, worker.incarnation) for report in reports for worker in report.registered)
 
 
 def desired_workers(

@@ -48,7 +48,7 @@ class WeightChecks:
         told = [
             engine
             for engine in answers.up
-            if self.quiet and (not resetting or engine.index in self.unregistered or engine.index in answers.begun)
+            if engine.index in answers.begun or (self.quiet and (not resetting or engine.index in self.unregistered))
         ]
         # Of a reset: the process that was seen to be in no router. One that starts later may be in them by the time
         # that it reads an order of before.

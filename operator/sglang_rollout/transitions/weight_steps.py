@@ -27,7 +27,8 @@ class WeightsPlan:
     are paused or will be before anything new serves). closed: no engine may be newly registered now.
     engaged: engines that must not be taken away now, since the others count on them.
     parting: engines that a decision would leave too far behind: they leave the routers before it.
-    restarts: start ids of engines to be killed, by index. decision: status holds a new decision.
+    restarts: start ids of engines to be ended, by index; they leave the routers, and those that are well end only when
+    no router has them. decision: status holds a new decision.
     stranded: engines that hold another version than the committed one, which nobody has any more.
     prepares: weights to stage ahead, by engine index."""
 
@@ -60,9 +61,12 @@ def settle(
     committed = committed_version(weights)
     moves: dict[int, WeightMove] = {}
     stranded: set[int] = set()
+    restarts = stuck_engines(members, spec, bootable=bool(committed.path))
     for engine in members:
         move = engine.leader.move if engine.leader else None
-        if (engine.movable and engine.version != committed.version) or _is_worth_a_repair(engine, spec, committed):
+        if spec.engine.pipeline_parallel_size > 1 and engine.movable and engine.version != committed.version:
+            restarts[engine.index] = engine.start_id  # its weights cannot be changed while it runs
+        elif (engine.movable and engine.version != committed.version) or _is_worth_a_repair(engine, spec, committed):
             if order := catch_up(spec, engine, keepers, weights, now):
                 moves[engine.index] = order
             else:
@@ -82,7 +86,7 @@ def settle(
         status=status,
         boot=bootable_version(weights),
         moves=moves,
-        restarts=stuck_engines(members, spec, bootable=bool(committed.path)),
+        restarts=restarts,
         stranded=frozenset(stranded),
         wake=wake,
     )
