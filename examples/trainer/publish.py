@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from sglang_rollout.client import PublishFailed, RolloutFleet
+from sglang_rollout.client import FleetError, RolloutFleet
 
 PORT = 29600  # that the pod opens, and agents connect to
 
@@ -27,7 +27,7 @@ def main(fleet_name: str, version: str, folder: str) -> int:
     with RolloutFleet.connect(fleet_name, port=PORT) as fleet:
         try:
             result = fleet.publish(version, tensors(Path(folder)))
-        except PublishFailed as error:
+        except FleetError as error:  # the fleet serves on as it did; the label may be tried again
             print(error, file=sys.stderr)
             return 1
     print(f"version {result.version} serves; engines stood still for {result.stall_seconds:.3f} s at most")
