@@ -42,17 +42,19 @@ class Gloo:
 class GlooGroup:
     """A process group that belongs to us alone, never torch's default one."""
 
-    def __init__(self, store: Any, meeting: Meeting, rank: int, seconds: float) -> None:
+    def __init__(self, store: Any, meeting: Meeting, rank: int, seconds: float, *, lanes: int = LANES) -> None:
+        """lanes: the same on all sides; 1 where another side is plain torch. Raises RuntimeError."""
         from torch.distributed import PrefixStore, ProcessGroupGloo
 
         options = ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=seconds)
         # The address that the other side reaches us at: Gloo would take what our host name resolves to.
         # Gloo spreads collectives over its devices in turn.
-        options._devices = [ProcessGroupGloo.create_device(hostname=meeting.host) for _ in range(LANES)]
-        options._threads = 2 * LANES
+        options._devices = [ProcessGroupGloo.create_device(hostname=meeting.host) for _ in range(lanes)]
+        options._threads = 2 * lanes
         self._group: Any = ProcessGroupGloo(PrefixStore(meeting.group, store), rank, meeting.world, options)
         self._aborted = threading.Event()
+        self._cut = lanes > 1
 
     def broadcast(self, tensors: Sequence[Any], seconds: float) -> None:
         """Raises TransportBroken."""
@@ -65,7 +67,7 @@ class GlooGroup:
         works = []
         try:
             for tensor in tensors:
-                for part in tensor.split(CUT):
+                for part in tensor.split(CUT) if self._cut else [tensor]:
                     works.append(self._group.broadcast([part], options))
             for work in works:
                 self._wait(work, end)
