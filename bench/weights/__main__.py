@@ -53,10 +53,13 @@ def _wire(given: argparse.Namespace) -> Any:
 def _commits(given: argparse.Namespace) -> Any:
     for name in given.models:
         found = asyncio.run(commits.measure(*DIMENSIONS[name], given.repeats))
+        spent = ", ".join(f"{name} {seconds:.4f}" for name, seconds in found.parts.items())
         yield (
-            f"{found.size / MIB:7.0f} MiB: staged {found.staged:.3f} s; by SGLang's own routes from_distributed "
-            f"{found.distributed:.3f} s and from_disk {found.disk:.3f} s; "
-            f"staged is {found.staged / found.distributed:.0%} and {found.staged / found.disk:.0%} of them",
+            f"{found.size / MIB:7.0f} MiB: staged {found.staged:.3f} s ({spent}); by SGLang's own routes "
+            f"from_distributed {found.distributed:.3f} s, from_disk {found.disk:.3f} s and {found.disk_cached:.3f} s "
+            f"when the files are in memory (reading them takes {found.read:.3f} s); staged is "
+            f"{found.staged / found.distributed:.0%}, {found.staged / found.disk:.0%} and "
+            f"{found.staged / found.disk_cached:.0%} of them",
             found.to_object(),
         )
 

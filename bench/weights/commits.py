@@ -22,23 +22,31 @@ from e2e.sglang_cpu import environment, models
 from e2e.sglang_cpu.models import WRITER
 from sglang_rollout.protocol.report import AgentReport
 from sglang_rollout.protocol.weights import Source, SourceKind, Step, WeightMove, WeightVersion
+from sglang_rollout.transfer.hook_report import FOLDER, report_from
 
+from . import page_cache
 from .wire import ROOT
 
 MOVE_SECONDS = 600.0
 BUCKET_BYTES = 64 << 20
+READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class CommitFigure:
     """Medians of pause to continue, in seconds. staged: check, copy, sums of all parameters, label and its read-back.
-    distributed: SGLang's update_weights_from_distributed, driven by our agent. disk: SGLang's update_weights_from_disk
-    between its own pause and continue."""
+    distributed: SGLang's update_weights_from_distributed, driven by our agent. disk_cached and disk: SGLang's
+    update_weights_from_disk between its own pause and continue, of files that are in the machine's memory, and of files
+    that are not, as those that another machine has just written. read: such files, read once from end to end. parts: of
+    staged, what the weight loader spent on what."""
 
     size: int
     staged: float
     distributed: float
+    disk_cached: float
     disk: float
+    read: float
+    parts: dict[str, float]
 
     def to_object(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,13 +62,20 @@ async def measure(hidden: int, layers: int, repeats: int) -> CommitFigure:
         local.start_launcher()
         try:
             await local.serving()
-            staged = [await _staged(local, paths, turn) for turn in range(repeats + 1)][1:]
+            parts: list[dict[str, float]] = []
+            staged = [await _staged(local, paths, turn, parts) for turn in range(repeats + 1)][1:]
             distributed = [seconds async for seconds in _direct(local, paths, repeats + 1)][1:]
-            disk = [await _from_disk(local, paths, turn) for turn in range(repeats + 1)][1:]
+            cached = [await _from_disk(local, paths, turn) for turn in range(repeats + 1)][1:]
+            disk = [await _from_disk(local, paths, turn, cold=True) for turn in range(repeats + 1)][1:]
+            read = [_read(path) for path in paths]
         finally:
             await local.stop()
-        size = sum(file.stat().st_size for file in paths[0].glob("*.safetensors"))
-        return CommitFigure(size, *(statistics.median(one) for one in (staged, distributed, disk)))
+        size = sum(file.stat().st_size for file in _files(paths[0]))
+        middle = statistics.median
+        spent = {name: middle(one[name] for one in parts[1:]) for name in parts[-1]}
+        return CommitFigure(
+            size, middle(staged), middle(distributed), middle(cached), middle(disk), middle(read), spent
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -74,9 +89,30 @@ def _write(folder: Path, seed: int, hidden: int, layers: int) -> Path:
     return folder
 
 
-async def _staged(local: LocalPod, paths: list[Path], turn: int) -> float:
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.safetensors"))
+
+
+def _read(folder: Path) -> float:
+    """Seconds."""
+    page_cache.drop(_files(folder))
+    begin = time.monotonic()
+    for path in _files(folder):
+        with path.open("rb", buffering=0) as file:
+            while file.read(READ_BYTES):
+                pass
+    return time.monotonic() - begin
+
+
+async def _staged(local: LocalPod, paths: list[Path], turn: int, parts: list[dict[str, float]]) -> float:
     weights = WeightVersion(f"staged-{turn}", str(paths[1 - turn % 2]))
-    return await _stall(local, WeightMove(f"staged-{turn}", weights, Step.CONTINUE, timeout_seconds=MOVE_SECONDS))
+    move = WeightMove(f"staged-{turn}", weights, Step.CONTINUE, timeout_seconds=MOVE_SECONDS)
+    seconds = await _stall(local, move)
+    (written,) = (local.stage_folder / FOLDER).glob("*.json")
+    report = report_from(json.loads(written.read_bytes()))
+    assert (report.action, report.version) == ("apply", weights.version), report
+    parts.append(report.seconds)
+    return seconds
 
 
 async def _direct(local: LocalPod, paths: list[Path], count: int) -> AsyncIterator[float]:
@@ -94,8 +130,10 @@ async def _direct(local: LocalPod, paths: list[Path], count: int) -> AsyncIterat
             await _word(trainer, "done")
 
 
-async def _from_disk(local: LocalPod, paths: list[Path], turn: int) -> float:
+async def _from_disk(local: LocalPod, paths: list[Path], turn: int, *, cold: bool = False) -> float:
     """The agent is told nothing of it: it only looks on."""
+    if cold:
+        page_cache.drop(_files(paths[turn % 2]))
 
     async def call(method: str, route: str, **body: Any) -> str:
         posted = method == "POST"
@@ -104,16 +142,15 @@ async def _from_disk(local: LocalPod, paths: list[Path], turn: int) -> float:
         assert status == 200, text
         return text
 
+    label = f"disk-{'cold' if cold else 'cached'}-{turn}"
     begin = time.monotonic()
     await call("POST", "/pause_generation", mode="retract")
     await call("POST", "/flush_cache")
-    done = await call(
-        "POST", "/update_weights_from_disk", model_path=str(paths[turn % 2]), weight_version=f"disk-{turn}"
-    )
+    done = await call("POST", "/update_weights_from_disk", model_path=str(paths[turn % 2]), weight_version=label)
     await call("POST", "/continue_generation")
     seconds = time.monotonic() - begin
     assert json.loads(done)["success"], done
-    assert json.loads(await call("GET", "/model_info"))["weight_version"] == f"disk-{turn}"
+    assert json.loads(await call("GET", "/model_info"))["weight_version"] == label
     return seconds
 
 
