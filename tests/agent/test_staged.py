@@ -18,7 +18,16 @@ from sglang_rollout.protocol.desired import GroupAssignment
 from sglang_rollout.protocol.launch import LaunchOrder
 from sglang_rollout.protocol.memory import LaunchOptions, MemoryOrder, MemoryTag
 from sglang_rollout.protocol.report import AgentReport
-from sglang_rollout.protocol.weights import KVCache, PauseMode, Source, SourceKind, Step, WeightMove, WeightVersion
+from sglang_rollout.protocol.weights import (
+    KVCache,
+    PauseMode,
+    Source,
+    SourceKind,
+    Step,
+    Verify,
+    WeightMove,
+    WeightVersion,
+)
 
 from . import checkpoints
 from .conftest import Versions
@@ -52,6 +61,22 @@ async def move(pod: FakePod, wanted: WeightMove, **desired: Any) -> AgentReport:
             r.move is not None and r.move.id == wanted.id and (r.move.reached >= wanted.until or r.move.error != "")
         )
     )
+
+
+@pytest.mark.parametrize("verify", list(Verify))
+async def test_the_checksum_of_what_was_put_in_is_reported_where_it_was_asked_for(
+    pod: FakePod, versions: Versions, verify: Verify
+) -> None:
+    asked = verify is Verify.CHECKSUM
+    wanted = order(versions("2"), verify=verify)
+    report = await move(pod, wanted)
+    assert (report.engine.weights_checksum != "", report.engine.weights_sharding != "") == (asked, asked)
+    await pod.stop_agent()
+    await pod.start_agent()
+    again = await pod.serving()
+    assert again.engine.weights_checksum == report.engine.weights_checksum
+    await move(pod, order(versions("1")))
+    assert (await pod.report()).engine.weights_checksum == "", "it was of other weights"
 
 
 def held(report: AgentReport) -> list[str]:

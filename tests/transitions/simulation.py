@@ -29,7 +29,7 @@ from sglang_rollout.protocol.report import (
     StageReport,
 )
 from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport, Worker
-from sglang_rollout.protocol.weights import SourceKind, Step, WeightMove, WeightVersion
+from sglang_rollout.protocol.weights import SourceKind, Step, Verify, WeightMove, WeightVersion
 from sglang_rollout.resources import FleetContext
 from sglang_rollout.transitions import routing
 from sglang_rollout.transitions.observed import ChildView, Observed, PodView
@@ -76,6 +76,8 @@ class SimEngine:
     operations: dict[str, OperationReport] = field(default_factory=dict)
     asked: dict[str, str] = field(default_factory=dict)  # ids; another of its kind makes it forget the last
     applied_root: str = ""  # of what was put in last; what it has read by itself has the root of its label
+    checksum: str = ""
+    wrong: bool = False  # and nobody but the checksum tells
     joined: GroupAssignment | None = None  # of an engine of several pods: those that it started with
 
     @property
@@ -146,6 +148,7 @@ class Simulation:
         self.break_next_apply = False
         self.trainers: set[str] = set()  # versions that a trainer is there to send
         self.takes: dict[str, int] = {}  # by version: which of its trainers is there; each has bytes of its own
+        self.odd_sums: set[str] = set()  # names of pods whose next bytes go wrong on the way into the engine
         self.odd_pods: set[str] = set()  # names of pods that are given other bytes than the rest
         self.broken_stages: set[str] = set()  # names of pods in which nothing can be staged
         self.stage_slots = 1  # versions that fit into a pod's stage; 0: there is none
@@ -337,7 +340,7 @@ class Simulation:
     def _run_engine(self, pod: SimPod) -> None:
         desired = pod.desired
         if pod.engine and desired and desired.restart_engine == pod.engine.start_id:
-            whole = not (pod.engine.mixed or pod.engine.unfit)
+            whole = not (pod.engine.mixed or pod.engine.unfit or pod.engine.wrong)
             assert not (whole and self._is_reachable(pod, pod.engine)), "what can serve ends when no router has it"
             self.kill_engine(pod.uid)
         group = desired.group if desired else None
@@ -547,6 +550,10 @@ class Simulation:
             engine.bytes_version = order.weights.version
             engine.applied_root = pod.move.root
             engine.void = ""
+            if order.verify is Verify.CHECKSUM:
+                engine.checksum = f"sum-{engine.root}" + ("/odd" if pod.name in self.odd_sums else "")
+                engine.wrong = pod.name in self.odd_sums
+                self.odd_sums.discard(pod.name)
         if step is Step.CONTINUE:
             engine.paused = self._asked_to_pause(pod) or engine.unfit
         return True
@@ -603,6 +610,8 @@ class Simulation:
                 released=list(engine.released),
                 weights_void=engine.void,
                 weights_root=engine.applied_root if up and not engine.void and engine.bytes_version else "",
+                weights_checksum=engine.checksum if up and not engine.void else "",
+                weights_sharding="tp1",
             )
         return AgentReport(
             revision=next(self.numbers),
@@ -698,7 +707,7 @@ class Simulation:
     def serving(self) -> dict[str, str]:
         """Engine name -> version of the bytes that a request gets now through some router."""
         return {
-            name: "mixed" if engine.mixed or engine.void else engine.bytes_version
+            name: "mixed" if engine.mixed or engine.void or engine.wrong else engine.bytes_version
             for name, engine in self._reached().items()
         }
 

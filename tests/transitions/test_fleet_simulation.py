@@ -130,6 +130,26 @@ def test_an_engine_that_fails_in_mid_commit_is_restarted_at_the_new_version() ->
     assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
 
 
+@pytest.mark.parametrize("policy", ["RestartEngine", "KeepGated"])
+@pytest.mark.parametrize("source", ["Disk", "Staged"])
+def test_an_engine_whose_checksum_differs_never_serves_it_and_is_told(source: str, policy: str) -> None:
+    fleet = Simulation(replicas=3)
+    fleet.settle()
+    fleet.odd_sums.add("f-e1-0")
+    fleet.trainers.add("2")
+    more = {"verify": "Checksum", "failurePolicy": policy}
+    fleet.patch(weights={**(disk("2") if source == "Disk" else sent("2")), **more})
+    told = set()
+    for _ in range(120):
+        fleet.settle(1)
+        assert "mixed" not in fleet.serving().values()
+        told.add(fleet.condition("Degraded").message)
+    assert "engine f-e1: the checksum of its weights is" in " ".join(told)
+    assert fleet.events.count("WeightsDiffer") == 1
+    assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2", "f-e2-0": "2"}
+    assert fleet.condition("Ready").status == "True"
+
+
 def test_an_engine_that_is_kept_gated_says_what_to_do_and_is_repaired_by_another_version() -> None:
     kept = {"failurePolicy": "KeepGated"}
     fleet = Simulation(weights=kept)

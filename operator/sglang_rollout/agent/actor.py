@@ -147,6 +147,8 @@ class Actor:
             drain_seconds=self._drain_seconds,
             open_move=journal.open_apply.move_id if journal.open_apply else "",
             held_root=weights.root if weights is not None and told else "",
+            held_checksum=weights.checksum if weights is not None and told else "",
+            held_sharding=weights.sharding if weights is not None and told else "",
             ahead=self._preparations.ahead,
             background=self._preparations.busy,
         )

@@ -48,6 +48,8 @@ def engine_report(
         released=sorted(situation.released) if situation else [],
         weights_void=situation.void if situation else "",
         weights_root=situation.held_root if situation and not unknown else "",
+        weights_checksum=situation.held_checksum if situation and not unknown else "",
+        weights_sharding=situation.held_sharding if situation and not unknown else "",
     )
 
 

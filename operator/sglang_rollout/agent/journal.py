@@ -28,11 +28,14 @@ class OpenApply:
 @dataclass(frozen=True)
 class HeldWeights:
     """What was put into the engine `start_id` and read back. SGLang tells the label of it, and of the folder only what
-    it has loaded by itself. root: digest of the manifest that it was applied from; empty when there was none."""
+    it has loaded by itself. root: digest of the manifest that it was applied from; empty when there was none.
+    checksum, sharding: SGLang's own, where the move asked for it."""
 
     start_id: str
     weights: WeightVersion
     root: str = ""
+    checksum: str = ""
+    sharding: str = ""
 
 
 @dataclass(frozen=True)

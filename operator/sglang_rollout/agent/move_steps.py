@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from sglang_rollout.protocol.operations import OperationKind, OperationResult
+from sglang_rollout.protocol.operations import OperationKind, OperationReport, OperationResult
 from sglang_rollout.protocol.report import EngineState, StageReport
 from sglang_rollout.protocol.weights import SourceKind, Verify, WeightMove, WeightVersion
 from sglang_rollout.transfer.hook_call import Action
@@ -230,15 +230,14 @@ class MoveSteps:
             await self._faults.at("apply:written")
             await engine.set_weight_version(move.weights.version)
         await self._faults.at("apply:labelled")
-        if move.verify is Verify.CHECKSUM:
-            await self._checksum()
+        found = await self._checksum() if move.verify is Verify.CHECKSUM else OperationReport("")
         info = await engine.model_info()
         path = info.path if way is Way.ENGINE else move.weights.path
         if WeightVersion(info.version, path) != move.weights:
             raise EngineError(f"the engine says that it holds {info.version!r} from {info.path}")
         # Read from the folder of a version that is known by another root: what it is called is all that is known of it.
         known = root if move.source.root in ("", root) else ""
-        return HeldWeights(situation.facts.start_id, move.weights, known)
+        return HeldWeights(situation.facts.start_id, move.weights, known, found.checksum, found.sharding)
 
     async def _apply_staged(self, move: WeightMove, root: str, situation: Situation) -> None:
         engine = self._watch.engine
@@ -264,13 +263,14 @@ class MoveSteps:
         await engine.end_weight_update()
         self._known = (situation.facts.start_id, verdict.layouts)
 
-    async def _checksum(self) -> None:
-        """SGLang's own: that it can be computed on every rank. It is logged, to be held against other engines'."""
+    async def _checksum(self) -> OperationReport:
+        """SGLang's own, over every rank: the operator holds it against other engines'. Raises EngineError."""
         answer = await self._watch.engine.check_weights("checksum", CHECKSUM_SECONDS)
         report = weight_check.judge("verify", OperationKind.CHECKSUM, answer.status, answer.text, "")
         if report.result is not OperationResult.PASSED:
             raise EngineError(f"the checksum after the apply failed: {report.message}")
         log.info("checksum of the engine: %s (%s)", report.checksum, report.sharding)
+        return report
 
     def _ranks(self) -> Ranks:
         desired = self._journal.now.desired

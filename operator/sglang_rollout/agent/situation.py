@@ -103,9 +103,9 @@ class Situation:
     place of a pause in place. dirty: its bytes may be of any version; applying: because they are being put in right
     now. released: also what a call that was begun may have released; unsure: there is such a call, and nobody waits
     for its answer any more. void: why its bytes are no weights at all. held_root: digest of the manifest of what the
-    engine holds, where it is known. ahead: of desired.prepare. background: something is being prepared, for whatever
-    order, or has not ended yet. drain_seconds: that requests may take to end before the engine does.
-    open_move: id of the move that made it dirty."""
+    engine holds, where it is known; held_checksum, held_sharding: SGLang's own, where it was asked for. ahead: of
+    desired.prepare. background: something is being prepared, for whatever order, or has not ended yet. drain_seconds:
+    that requests may take to end before the engine does. open_move: id of the move that made it dirty."""
 
     desired: AgentDesired
     facts: EngineFacts
@@ -126,6 +126,8 @@ class Situation:
     drain_seconds: float = 45.0
     open_move: str = ""
     held_root: str = ""
+    held_checksum: str = ""
+    held_sharding: str = ""
     ahead: Progress | None = None
     background: bool = False
 

@@ -36,6 +36,8 @@ class EngineReport:
     weights_void: an id of why the bytes are no weights of any version (released without a backup, reset), until a
     move has put whole ones there; weight_version is empty meanwhile, whatever label the engine shows.
     weights_root: digest of the manifest that they were applied from; empty for those that the engine read by itself.
+    weights_checksum: SGLang's own, of all of them, taken when they were put in, where their move asked for it;
+    weights_sharding: of which layout.
     """
 
     state: EngineState = EngineState.ABSENT
@@ -53,6 +55,8 @@ class EngineReport:
     released: list[MemoryTag] = field(default_factory=list)
     weights_void: str = ""
     weights_root: str = ""
+    weights_checksum: str = ""
+    weights_sharding: str = ""
 
 
 @dataclass(frozen=True)

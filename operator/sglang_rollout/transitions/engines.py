@@ -12,13 +12,15 @@ from ..protocol.pod import AGENT_PORT, address_of
 from ..protocol.report import TURNED_INTO_RETRACT, AgentReport, EngineState, MoveReport
 from ..protocol.weights import Step
 from . import members
+from .checksums import unlike
 from .observed import ChildView, Observed, PodView
 from .once import once
 
 
 @dataclass(frozen=True, eq=False)
 class EngineView:
-    """pods: alive ones by rank. leaving: terminating or finished ones. reports: by rank, of alive pods only.
+    """pods: alive ones by rank. leaving: terminating or finished ones. reports: by rank, of alive pods only. unlike: a
+    sentence on the checksum of its weights, where that differs from others' of the same version; empty: it does not.
 
     What follows from these is worked out once for each view, and views are compared by identity: a plan for hundreds
     of engines asks often."""
@@ -34,6 +36,7 @@ class EngineView:
     silent: tuple[str, ...] = ()
     unheard: bool = False
     statefulset: ChildView | None = None
+    unlike: str = ""
 
     @once
     def complete(self) -> bool:
@@ -74,7 +77,8 @@ class EngineView:
     @once
     def healthy(self) -> bool:
         """Serving, and nothing says that its weights or its scheduler are broken."""
-        return self.serving and not self.dirty and not (self.leader and self.leader.probe_failure)
+        broken = self.dirty or self.unlike or (self.leader and self.leader.probe_failure)
+        return self.serving and not broken
 
     @once
     def version(self) -> str:
@@ -218,11 +222,28 @@ def view_engines(observed: Observed, now: datetime) -> tuple[EngineView, ...]:
     lost = {pod.engine for pod in members.lost_pods(observed.pods, now) if pod.engine is not None}
     wanted = members.choose(observed.rollout.spec.replicas, existing, lost)
     indexes = sorted(wanted | existing | set(by_index))
-    return tuple(_view(observed, index, index in wanted, by_index.get(index, []), records) for index in indexes)
+    odd = _unlike(observed)
+    return tuple(_view(observed, index, index in wanted, by_index.get(index, []), records, odd) for index in indexes)
+
+
+def _unlike(observed: Observed) -> dict[str, str]:
+    """By UID of rank 0's pod: that its engine's checksum is not that of most. Only engines that were asked to verify
+    their weights so have one."""
+    reports = {uid: report.engine for uid, report in observed.agents.items() if report.engine.weights_checksum}
+    sums = {uid: ((one.weight_version, one.weights_sharding), one.weights_checksum) for uid, one in reports.items()}
+    return {
+        uid: f"the checksum of its weights is {own}, most engines have {most}"
+        for uid, (own, most) in unlike(sums).items()
+    }
 
 
 def _view(
-    observed: Observed, index: int, wanted: bool, pods: list[PodView], records: Mapping[str, EngineStatus]
+    observed: Observed,
+    index: int,
+    wanted: bool,
+    pods: list[PodView],
+    records: Mapping[str, EngineStatus],
+    odd: Mapping[str, str],
 ) -> EngineView:
     name = names.engine_name(observed.rollout.metadata.name, index)
     alive = {pod.rank: pod for pod in pods if pod.alive}
@@ -243,4 +264,5 @@ def _view(
         silent=silent,
         unheard=unheard,
         statefulset=observed.children.get(("StatefulSet", name)),
+        unlike=odd.get(alive[0].uid, "") if odd and 0 in alive else "",
     )

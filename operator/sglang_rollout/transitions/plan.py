@@ -325,6 +325,7 @@ def _pod_deletes(states: Mapping[int, GroupState], revision: Revision) -> tuple[
 
 def _problems(engines: tuple[EngineView, ...], moved: WeightsPlan) -> dict[int, str]:
     found = {engine.index: diagnosis.engine_problem(engine) for engine in engines if engine.wanted}
+    found |= {engine.index: f"engine {engine.name}: {engine.unlike}" for engine in engines if engine.unlike}
     for engine in engines:
         if engine.index in moved.stranded and not found.get(engine.index):
             found[engine.index] = diagnosis.stranded(engine, moved.status.version)
@@ -365,6 +366,11 @@ def _events(
         EventNote("Warning", "PauseTurnedIntoRetract", f"engine {engine.name}: {engine.turned_pause}")
         for engine in engines
         if engine.turned_pause and engine.record.message != engine.turned_pause
+    ]
+    notes += [
+        EventNote("Warning", "WeightsDiffer", f"engine {engine.name}: {engine.unlike}; it starts again")
+        for engine in engines
+        if engine.unlike and engine.unlike not in engine.record.message
     ]
     records = {record.name: record for record in observed.rollout.status.engines}
     for index, state in sorted(states.items()):

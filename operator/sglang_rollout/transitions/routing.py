@@ -47,6 +47,8 @@ def obstacle(
         return f"it holds no weights ({engine.void})"
     if not group.whole:
         return group.message or "its pods are not one group yet"
+    if engine.unlike:
+        return engine.unlike
     if not engine.leader or not engine.healthy or not engine.leader.engine.data_key:
         return "it does not serve" if not engine.dirty else "its weights may be of two versions"
     registered = was_registered(engine, group, listed)

@@ -11,6 +11,7 @@ from ..api.conditions import shorten, timestamp
 from ..api.status import EngineCheckStatus, WeightCheckStatus
 from ..protocol.operations import Operation, OperationKind, OperationReport, OperationResult
 from . import one_shot
+from .checksums import unlike
 from .engines import EngineView
 from .one_shot import Advance, Answers
 from .planned import EventNote
@@ -74,12 +75,12 @@ class WeightChecks:
         names = {engine.index: engine.name for engine in self.members}
         said = {names[index]: report for index, report in answers.ended.items()}
         differing = {name: report for name, report in said.items() if report.result is OperationResult.MISMATCH}
-        unlike = _unlike_checksums(said)
+        odd = _unlike_checksums(said)
         failed = [f"{name}: {r.message}" for name, r in said.items() if r.result is OperationResult.ERROR]
         cannot = [f"{name}: {r.message}" for name, r in said.items() if r.result is OperationResult.UNSUPPORTED]
-        if differing or unlike:
+        if differing or odd:
             result = "Mismatch"
-            message = "; ".join([*(_differences(n, r) for n, r in differing.items()), *unlike.values()])
+            message = "; ".join([*(_differences(n, r) for n, r in differing.items()), *odd.values()])
         elif failed or answers.missing:
             result, message = "Error", "; ".join(failed or answers.missing)
         elif cannot:
@@ -88,23 +89,23 @@ class WeightChecks:
             result, message = "Passed", _passed(list(said.values()))
         return {
             "result": result,
-            "mismatched_engines": tuple(sorted({*differing, *unlike})),
-            "engines": tuple(_of_engine(e.name, said.get(e.name), unlike.get(e.name)) for e in self.members),
+            "mismatched_engines": tuple(sorted({*differing, *odd})),
+            "engines": tuple(_of_engine(e.name, said.get(e.name), odd.get(e.name)) for e in self.members),
             "message": shorten(message, 1024),
         }
 
 
-def _of_engine(name: str, report: OperationReport | None, unlike: str | None) -> EngineCheckStatus:
-    """unlike: why its checksum, though it was made, is not right."""
+def _of_engine(name: str, report: OperationReport | None, odd: str | None) -> EngineCheckStatus:
+    """odd: why its checksum, though it was made, is not right."""
     if report is None:
         return EngineCheckStatus(name=name, result="Error", message="did not answer")
     return EngineCheckStatus(
         name=name,
-        result="Mismatch" if unlike else report.result.value,
+        result="Mismatch" if odd else report.result.value,
         checksum=report.checksum[:128],
         mismatched_tensors=tuple(shorten(tensor, 256) for tensor in report.tensors[:10]),
         mismatched_count=report.differing,
-        message=shorten(unlike or report.message, 256),
+        message=shorten(odd or report.message, 256),
     )
 
 
@@ -122,11 +123,5 @@ def _differences(name: str, report: OperationReport) -> str:
 
 def _unlike_checksums(reports: Mapping[str, OperationReport]) -> dict[str, str]:
     """Engines whose sum differs from that of most engines of the same sharding, with a sentence for each."""
-    unlike: dict[str, str] = {}
-    for sharding in sorted({report.sharding for report in reports.values() if report.checksum}):
-        sums = {n: r.checksum for n, r in reports.items() if r.checksum and r.sharding == sharding}
-        if len(set(sums.values())) < 2:
-            continue
-        most = max(sorted(set(sums.values())), key=lambda value: list(sums.values()).count(value))
-        unlike |= {name: f"{name}: checksum {value}, most have {most}" for name, value in sums.items() if value != most}
-    return unlike
+    sums = {name: (report.sharding, report.checksum) for name, report in reports.items()}
+    return {name: f"{name}: checksum {own}, most have {most}" for name, (own, most) in unlike(sums).items()}

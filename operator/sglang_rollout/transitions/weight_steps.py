@@ -158,10 +158,11 @@ def _give_up_order(spec: Spec, committed: WeightVersion, move_id: str) -> Weight
 
 def stuck_engines(members: Collection[EngineView], spec: Spec, bootable: bool) -> dict[int, str]:
     """Engines whose weights nobody can vouch for, and those that cannot move while they run. bootable: the version to
-    catch up with lies in a folder, so that a new process has it from its start."""
+    catch up with lies in a folder, so that a new process has it from its start. One whose checksum differs is never
+    kept: when the others have moved on, nothing would tell it from a good one."""
+    stuck = {engine.index: engine.start_id for engine in members if engine.unlike and engine.start_id}
     if spec.weights.failure_policy == "KeepGated":
-        return {}
-    stuck = {}
+        return stuck
     for engine in members:
         catching_up = f"catch-up:{engine.start_id}:"
         move = engine.leader.move if engine.leader else None
