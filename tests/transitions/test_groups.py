@@ -113,8 +113,19 @@ def test_policy_none_leaves_the_survivors() -> None:
     assert "delete them to start anew" in state.message
 
 
-def test_an_incarnation_is_never_used_twice_when_status_was_lost() -> None:
-    view = engine(record(incarnation=0), "a", nodes=1)
-    told = AgentReport(1, "a", "a", 0, incarnation=7)
-    state = groups.advance(EngineView(0, "f-e0", 1, True, view.record, pods=view.pods, reports={0: told}), POLICY, NOW)
-    assert state.incarnation == 8
+@pytest.mark.parametrize(
+    ("told", "incarnation"),
+    [
+        ({}, 4),
+        ({0: 7}, 8),
+        ({0: 7, 1: 0}, 8),
+        ({0: 7, 1: 6}, 8),
+        ({0: 3, 1: 3}, 4),  # which the status tells of another group
+        ({0: 7, 1: 7}, 7),  # they were told, and the status was not written
+    ],
+)
+def test_an_incarnation_is_of_one_group_and_kept_until_status_tells_it(told: dict[int, int], incarnation: int) -> None:
+    view = engine(record("x", "y", incarnation=3), "a", "b")
+    reports = {rank: AgentReport(1, "a", "ab"[rank], rank, incarnation=number) for rank, number in told.items()}
+    state = groups.advance(EngineView(0, "f-e0", 2, True, view.record, pods=view.pods, reports=reports), POLICY, NOW)
+    assert state.incarnation == incarnation

@@ -72,9 +72,13 @@ def restart_delay(restarts: int, policy: RestartPolicy) -> timedelta:
 
 
 def _begin(engine: EngineView, state: GroupState) -> GroupState:
-    # Above what any agent was told: a status restored from a backup must not lead to a number used before.
-    known = max([state.incarnation, *(report.incarnation for report in engine.reports.values())])
-    return _assign(engine, replace(state, incarnation=known + 1, pod_uids=engine.pod_uids, start_id=engine.start_id))
+    # Above what any agent was told: a status restored from a backup must not lead to a number used before. But when
+    # all of them were told the same, it is the number of this very group, which no status tells yet.
+    told = [report.incarnation for report in engine.reports.values()]
+    known = max([state.incarnation, *told])
+    begun = known > state.incarnation and told.count(known) == engine.nodes
+    number = known if begun else known + 1
+    return _assign(engine, replace(state, incarnation=number, pod_uids=engine.pod_uids, start_id=engine.start_id))
 
 
 def _noticed_start(engine: EngineView, state: GroupState) -> GroupState:

@@ -66,8 +66,7 @@ def obstacle(
 def was_registered(engine: EngineView, group: GroupState, listed: Collection[tuple[str, int]]) -> bool:
     """Whether the routers were given this very engine process: by the status, which may be told late, or by a router's
     own word. Nothing that takes an engine out of the routers has begun on one that a router still has."""
-    same_start = engine.record.start_id == engine.start_id
-    return engine.was_given or (same_start and (engine.name, group.incarnation) in listed)
+    return engine.was_given or (engine.name, group.incarnation) in listed
 
 
 def listed_in(reports: Iterable[RouterReport]) -> frozenset[tuple[str, int]]:
