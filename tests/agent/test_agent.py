@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from sglang_rollout.agent.control import Control
 from sglang_rollout.protocol import pod as paths
 from sglang_rollout.protocol.desired import Execution, ExecutionState
 from sglang_rollout.protocol.report import TURNED_INTO_RETRACT, AgentIdentity, AgentReport, EngineState
@@ -254,6 +256,24 @@ async def test_an_abort_before_the_apply_goes_on_with_the_old_weights(serving: F
     assert report.move is not None
     assert report.move.aborted
     assert not report.engine.paused
+    assert (await serving.generate(1))["versions"] == ["1"]
+
+
+@pytest.mark.parametrize("gone", ["given up", "replaced"])
+async def test_a_move_that_is_not_wanted_any_more_is_not_applied(
+    serving: FakePod, versions: Versions, gone: str
+) -> None:
+    """Between the pause and the apply of an engine that reads by itself lies a wait for its device."""
+    assert serving.engine is not None
+    rules = serving.engine.rules
+    serving.engine.delays["/weights_checker"] = 0.3
+    wanted = WeightMove("m1", versions("2"), Step.CONTINUE, PauseMode.IN_PLACE, KVCache.KEEP)
+    await serving.put(serving.desired(move=wanted))
+    await eventually(lambda: rules.pause_mode == "in_place")
+    other = WeightMove("m2", versions("1"), Step.PREPARE)
+    await serving.put(serving.desired(move=replace(wanted, abort=True) if gone == "given up" else other))
+    await serving.until(lambda r: not r.engine.paused)
+    assert not [call for call in rules.calls if call.startswith("load")]
     assert (await serving.generate(1))["versions"] == ["1"]
 
 
@@ -541,3 +561,26 @@ async def test_a_long_pause_in_place_becomes_a_retract_and_says_so(make_pod: Mak
     await pod.put(pod.desired(generation=2))
     assert len((await running)["versions"]) == 100
     await pod.until(lambda r: r.message == "")
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_an_agent_ends_though_it_is_woken_just_then(
+    serving: FakePod, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    """wait_for of Python 3.11 gives what it waited for and forgets that it was cancelled. turns: of the event loop."""
+    controls: list[Control] = []
+    run = Control.run
+
+    async def running(control: Control) -> None:
+        controls.append(control)
+        await run(control)
+
+    monkeypatch.setattr(Control, "run", running)
+    await serving.stop_agent()
+    await serving.start_agent()
+    await asyncio.sleep(0.1)
+    controls[0].look()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await serving.stop_agent()

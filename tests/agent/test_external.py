@@ -112,6 +112,24 @@ async def test_released_memory_is_kept_in_mind(external: FakePod) -> None:
     assert not rules.violations
 
 
+async def test_weights_count_only_with_the_label_that_was_read_after_them(
+    external: FakePod, versions: Versions
+) -> None:
+    assert external.engine is not None
+    external.engine.failures["/update_weights_from_disk"] = [500]
+    update = {"model_path": versions("2").path, "weight_version": "2"}
+    assert (await drive(external, "POST", "update_weights_from_disk", update))[0] == 500
+    await external.until(lambda r: r.engine.weights_void == "trainer:update_weights_from_disk")
+    external.engine.failures["/model_info"] = [500] * 60
+    status, answer = await drive(external, "POST", "update_weights_from_disk", update)
+    assert (status, b"nothing is served before their label is known" in answer) == (502, True)
+    assert (await external.report()).engine.weight_version == ""
+    external.engine.failures["/model_info"] = [500, 500]
+    assert (await drive(external, "POST", "update_weights_from_disk", update))[0] == 200
+    report = await external.until(lambda r: r.engine.weights_void == "")
+    assert report.engine.weight_version == "2"
+
+
 async def test_recovery_still_works(external: FakePod) -> None:
     assert external.engine is not None
     external.engine.rules.wedged = True

@@ -254,6 +254,9 @@ class Actor:
         assert progress is not None
         if situation.pause is PauseMode.IN_PLACE and progress.way is not Way.STAGE:
             await self._watch.engine.fence()
+            # The order may have gone meanwhile. From here to the note of what is begun nothing comes between.
+            if self._progress is None or self._progress.move_id != move.id or self._progress.given_up:
+                raise EngineError(f"version {move.weights.version!r} is not wanted any more")
         before = self.journal.open_apply
         self._applying = True
         try:

@@ -124,7 +124,8 @@ class Control:
         self._load.begin_drain()
         self._woken.set()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_drained.wait(), self._settings.drain_seconds + DRAIN_MARGIN_SECONDS)
+            async with asyncio.timeout(self._settings.drain_seconds + DRAIN_MARGIN_SECONDS):
+                await self._is_drained.wait()
 
     def identity(self) -> AgentIdentity:
         group = self.desired.group if self.desired else None
@@ -187,8 +188,10 @@ class Control:
             self._publish()
             if self._draining():
                 wait = min(wait, DRAIN_TICK_SECONDS)
+            # Not by wait_for: before Python 3.12 it loses a cancellation that comes with the wake-up.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._woken.wait(), max(wait, 0.0))
+                async with asyncio.timeout(max(wait, 0.0)):
+                    await self._woken.wait()
 
     def _look_at_preparations(self) -> None:
         self._woken.set()

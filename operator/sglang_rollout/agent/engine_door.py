@@ -14,15 +14,18 @@ from aiohttp import web
 
 from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.report import EngineState
+from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.serving.errors import Refusal
 
 from .engine_watch import EngineWatch
 from .journal import JournalFile, Residency
+from .sglang import EngineError, ModelInfo
 from .sglang_versions import Release
 from .situation import EngineFacts
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 1800.0  # an update lasts as long as the trainer sends
+LABEL_TRIES = 3
 RELEASE, RESUME = "release_memory_occupation", "resume_memory_occupation"
 UPDATES = "update_weights_from_"
 # Here SGLang wants the data key even of one who has the admin key (srt/utils/auth.py, level normal).
@@ -160,8 +163,18 @@ class EngineDoor:
         if route == RESUME:
             self._keep(replace(held, released=[tag for tag in held.released if tag not in tags]))
         if route.startswith(UPDATES) and held.void:
-            await self._watch.observe()  # the label must be known before it counts
+            info = await self._label()
+            self._watch.assume(weights=WeightVersion(info.version, info.path))
             self._keep(replace(held, void=""))
+
+    async def _label(self) -> ModelInfo:
+        """It must be known before it counts: the one that was read last is of the weights of before."""
+        for _ in range(LABEL_TRIES):
+            try:
+                return await self._watch.engine.model_info()
+            except EngineError as error:
+                problem = error
+        raise NoAnswer(f"the weights are in, and nothing is served before their label is known: again, for {problem}")
 
     def _residency(self, start_id: str) -> Residency:
         kept = self._journal.now.residency

@@ -40,6 +40,8 @@ class EngineWatch:
         self._answered_at = clock()
         self._server: tuple[str, ServerInfo] | None = None  # start id, what it says of itself
         self._refusal = ""
+        self._looking = asyncio.Lock()  # the agent's loop looks, and whoever lets a trainer in
+        self._said: dict[str, object] = {}  # by the engine's answers since the look that is under way began
 
     @property
     def record(self) -> EngineRecord | None:
@@ -80,6 +82,12 @@ class EngineWatch:
         return self._refusal if self.sglang_version else ""
 
     async def observe(self) -> EngineFacts:
+        """One look at a time: of two, the one that began first may end last, and put back what was so before."""
+        async with self._looking:
+            self._said = {}
+            return await self._observe()
+
+    async def _observe(self) -> EngineFacts:
         self._read_record()
         record = self._record
         if record is None or record.exited or not await self._launcher_lives(record.start_id):
@@ -88,7 +96,7 @@ class EngineWatch:
         if self._facts.start_id != record.start_id or self._facts.state is EngineState.ABSENT:
             self._facts = EngineFacts(record.start_id, EngineState.STARTING, launch=record.order.launch)
         try:
-            self._facts = await self._ask(self._facts)
+            self._facts = replace(await self._ask(self._facts), **self._said)  # type: ignore[arg-type]
             if self._facts.state is EngineState.SERVING:
                 self._answered_at = self._clock()
         except EngineError as error:
@@ -100,6 +108,7 @@ class EngineWatch:
     def assume(self, **read: object) -> None:
         """Puts in what an answer of the engine has just said, ahead of the next observation."""
         self._facts = replace(self._facts, **read)  # type: ignore[arg-type]
+        self._said |= read
 
     async def kill(self, start_id: str, reason: str, ordered: bool) -> None:
         """Through the launcher. Raises EngineError when it does not answer."""

@@ -65,15 +65,19 @@ class StartGate:
         joined = await self._join(start_id) if self._settings.nodes > 1 else None
         boot = self._boot()
         try:
-            keep = asyncio.to_thread(self._reference.keep, start_id, Path(boot.path))
-            checkpoint = await asyncio.wait_for(keep, CHECKPOINT_SECONDS)
+            async with asyncio.timeout(CHECKPOINT_SECONDS):
+                checkpoint = await asyncio.to_thread(self._reference.keep, start_id, Path(boot.path))
         except CheckpointRefused as refusal:
             raise NotYet(f"version {boot.version!r} cannot be loaded: {refusal}") from refusal
         except (OSError, TimeoutError) as error:
             reason = str(error) or f"no answer within {CHECKPOINT_SECONDS:g} s"
             raise NotYet(f"version {boot.version!r} cannot be read from {boot.path}: {reason}") from error
         # Before the engine takes memory of its own. What does not fit is reported, and keeps nothing from starting.
-        await asyncio.wait_for(asyncio.to_thread(self._room.reserve, checkpoint), RESERVE_SECONDS)
+        try:
+            async with asyncio.timeout(RESERVE_SECONDS):
+                await asyncio.to_thread(self._room.reserve, checkpoint)
+        except TimeoutError as error:
+            raise NotYet(f"memory for staged weights was not reserved within {RESERVE_SECONDS:g} s") from error
         rendezvous = pod.address_of(joined.group.rank0_pod_ip, self._settings.rendezvous_port) if joined else ""
         return Start(LaunchOrder(boot.path, boot.version, rendezvous, self._launch()), joined)
 

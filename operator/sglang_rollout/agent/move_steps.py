@@ -160,8 +160,8 @@ class MoveSteps:
         MalformedMessage."""
         record = self._watch.record
         assert record is not None
-        check = asyncio.to_thread(self._reference.check, record, Path(move.weights.path))
-        await asyncio.wait_for(check, move.timeout_seconds)
+        async with asyncio.timeout(move.timeout_seconds):
+            await asyncio.to_thread(self._reference.check, record, Path(move.weights.path))
 
     def work(
         self, move: WeightMove, way: Way, served: str, needed: list[str]
