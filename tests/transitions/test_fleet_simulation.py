@@ -78,6 +78,24 @@ def test_no_router_loses_an_engine_that_comes_through_a_move(source: str, slow: 
     assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2"}
 
 
+def test_a_patch_leaves_an_engine_in_the_routers_that_has_just_come_into_them() -> None:
+    """Though no status tells yet that it has, and its agent has not heard of the patch."""
+    fleet = Simulation()
+    fleet.settle()
+    fleet.kill_engine(next(pod.uid for pod in fleet.pods.values() if pod.name == "f-e1-0"))
+    for _ in range(8):
+        fleet.reconcile(status_write_fails=True)
+        for uid in list(fleet.pods):
+            fleet.hear(uid)
+            fleet.run_pod(uid)
+            fleet.deliver(uid)
+    assert len(fleet.serving()) == 2
+    fleet.patch(restartPolicy={"maxRestarts": 9})
+    fleet.reconcile()
+    ordered = [pod.router_orders for pod in fleet.pods.values() if pod.engine_index is None]
+    assert [len(order.workers) for order in ordered if order] == [2]
+
+
 def test_a_refused_checkpoint_leaves_the_old_version_serving_and_says_why() -> None:
     fleet = Simulation()
     fleet.settle()
@@ -1032,6 +1050,9 @@ def test_no_schedule_moves_a_pipeline_but_by_engines_that_start_again(
     for _ in range(150):
         fleet.settle(1, seconds=15)
         check()
+        if fleet.condition("Ready").status == "True":
+            fleet.settle(20, seconds=15)
+            break
     assert set(fleet.serving().values()) == {fleet.weights.target_version}
     assert len(fleet.serving()) == fleet.rollout.spec.replicas
     assert fleet.condition("Ready").status == "True", fleet.condition("Ready")
