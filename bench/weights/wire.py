@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.sglang_cpu import environment
-from sglang_rollout.transfer.intake import Intake, TrainerIntake
+from sglang_rollout.transfer.intake import Intake, IntakeFailed, Received, TrainerIntake
 from sglang_rollout.transfer.manifest import Tensor
 from sglang_rollout.transfer.stage import reserve_host
 
@@ -23,6 +23,7 @@ from .model import shapes, total
 
 ROOT = Path(__file__).parents[2]
 ANSWER_SECONDS = 180.0
+TRIES = 10
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,20 @@ async def _send(
         )
         for number in range(len(intakes))
     ]
-    received = await asyncio.gather(*(one.receive(order) for one, order in zip(intakes, orders, strict=True)))
+    received = await asyncio.gather(*(_receive(one, order) for one, order in zip(intakes, orders, strict=True)))
     report = json.loads(await _line(trainer))
     assert {one.root for one in received} == {report["root"]}
     return float(report["seconds"])
+
+
+async def _receive(intake: TrainerIntake, order: Intake) -> Received:
+    """The trainer may not have begun yet, which costs nothing: it counts from the first agent's greeting."""
+    for _ in range(TRIES - 1):
+        try:
+            return await intake.receive(order)
+        except IntakeFailed:
+            await asyncio.sleep(0.05)
+    return await intake.receive(order)
 
 
 @asynccontextmanager
