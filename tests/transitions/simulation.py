@@ -398,11 +398,12 @@ class Simulation:
             )
 
     def _is_reachable(self, pod: SimPod, engine: SimEngine) -> bool:
+        """Through a router that is waited for: of one that should end and is not heard the node is lost."""
         url = f"http://{pod.ip}:30000"
         return any(
             router.router_workers[url].api_key == engine.key
             for router in self.pods.values()
-            if url in router.router_workers
+            if url in router.router_workers and not (router.terminating and not router.takes_orders)
         )
 
     def _rank0_confirms(self, pod: SimPod) -> bool:
