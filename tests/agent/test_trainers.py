@@ -106,6 +106,10 @@ async def root_of(pod: FakePod, sender: str) -> str:
 
 
 async def test_what_receives_is_started_before_the_first_trainer_comes(pod: FakePod, tmp_path: Path) -> None:
+    await pod.put(pod.desired())
+    await asyncio.sleep(0.2)
+    assert PlayedIntake.warmed == [], "there are fleets that no trainer sends to"
+    await pod.put(pod.desired(expects_trainer=True))
     await eventually(lambda: bool(PlayedIntake.warmed))
     await asyncio.sleep(0.2)
     assert PlayedIntake.warmed == [tmp_path / "stage2"]

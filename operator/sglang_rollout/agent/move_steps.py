@@ -101,7 +101,8 @@ class MoveSteps:
 
     def warm(self, facts: EngineFacts) -> None:
         """When the engine serves: until then it needs the processors itself."""
-        if facts.state is EngineState.SERVING:
+        desired = self._journal.now.desired
+        if facts.state is EngineState.SERVING and desired is not None and desired.expects_trainer:
             self._staging.warm()
 
     @property

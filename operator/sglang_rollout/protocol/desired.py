@@ -57,6 +57,7 @@ class AgentDesired:
     operations: one-shot operations asked for; one that is no longer listed is forgotten when another of its kind is.
     hands_off: somebody else drives the engine: no route that changes it is called, only reports are made.
     open_door: a trainer may put weights into the engine by its own routes, and all else stays ours.
+    expects_trainer: a trainer may send weights to be staged: what receives them is kept ready.
     prepare: weights to stage ahead, with `until` PREPARE; the engine sees nothing of it. It is no part of a move: the
     move that follows finds them in the stage.
     fellows: host:port of the agents of this engine's other pods; given to rank 0.
@@ -79,6 +80,7 @@ class AgentDesired:
     operations: list[Operation] = field(default_factory=list)
     hands_off: bool = False
     open_door: bool = False
+    expects_trainer: bool = False
     prepare: WeightMove | None = None
     fellows: list[str] = field(default_factory=list)
     peer_key: str = ""

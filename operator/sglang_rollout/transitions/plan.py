@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from ..api import names
+from ..api import Spec, names
 from ..protocol.desired import AgentDesired, Execution, ExecutionState
 from ..protocol.routing import RouterDesired, RouterReport
 from ..protocol.weights import PauseMode, WeightVersion
@@ -299,11 +299,20 @@ def _agents(
             hands_off=spec.control == "External",
             peer_key=observed.peer_key,
             open_door=spec.weights.source is not None and spec.weights.source.type == "External",
+            expects_trainer=_expects_trainer(spec),
         )
         for engine in engines
         for pod in engine.pods.values()
         if _reachable(pod)
     }
+
+
+def _expects_trainer(spec: Spec) -> bool:
+    """One has sent weights, or the network policies let one in."""
+    source = spec.weights.source
+    return spec.control == "Operator" and (
+        bool(spec.network.trainers) or (source is not None and source.type == "Distributed")
+    )
 
 
 def _restarts(engines: Iterable[EngineView], moved: WeightsPlan, free: frozenset[int]) -> dict[int, str]:
