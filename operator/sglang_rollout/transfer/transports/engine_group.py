@@ -93,7 +93,7 @@ def _kind(transport: str) -> Callable[..., Broadcaster]:
         return partial(NcclGroup, rehearse=False)  # SGLang's ranks do not
     from .gloo import GlooGroup
 
-    return partial(GlooGroup, lanes=1)  # as SGLang's ranks have it
+    return GlooGroup
 
 
 def choose(device: str, wanted: str, *, gpu_here: bool) -> str:

@@ -42,8 +42,11 @@ class Gloo:
 class GlooGroup:
     """A process group that belongs to us alone, never torch's default one."""
 
-    def __init__(self, store: Any, meeting: Meeting, rank: int, seconds: float, *, lanes: int = LANES) -> None:
-        """lanes: the same on all sides; 1 where another side is plain torch. Raises RuntimeError."""
+    def __init__(
+        self, store: Any, meeting: Meeting, rank: int, seconds: float, *, lanes: int = 1, cut: int = 0
+    ) -> None:
+        """lanes: connections to each peer; cut: bytes that one of them gets in one go, 0: whole tensors. Equal on all
+        sides, and the defaults where another side is plain torch. Raises RuntimeError."""
         from torch.distributed import PrefixStore, ProcessGroupGloo
 
         options = ProcessGroupGloo._Options()
@@ -54,7 +57,7 @@ class GlooGroup:
         options._threads = 2 * lanes
         self._group: Any = ProcessGroupGloo(PrefixStore(meeting.group, store), rank, meeting.world, options)
         self._aborted = threading.Event()
-        self._cut = lanes > 1
+        self._cut = cut
 
     def broadcast(self, tensors: Sequence[Any], seconds: float) -> None:
         """Raises TransportBroken."""
@@ -67,7 +70,7 @@ class GlooGroup:
         works = []
         try:
             for tensor in tensors:
-                for part in tensor.split(CUT) if self._cut else [tensor]:
+                for part in tensor.split(self._cut) if self._cut else [tensor]:
                     works.append(self._group.broadcast([part], options))
             for work in works:
                 self._wait(work, end)
@@ -131,11 +134,16 @@ class GlooSender:
         self._loaded: dict[int, Sequence[Any]] = {}
 
     def details(self, rank: int) -> dict[str, str]:
-        return {"address": self._meeting.host, "port": str(self._store.port)}
+        return {
+            "address": self._meeting.host,
+            "port": str(self._store.port),
+            "lanes": str(LANES),
+            "cut": str(CUT),
+        }
 
     def gather(self, seconds: float) -> None:
         try:
-            self._group = GlooGroup(self._store, self._meeting, 0, seconds)
+            self._group = GlooGroup(self._store, self._meeting, 0, seconds, lanes=LANES, cut=CUT)
         except RuntimeError as error:
             raise TransportBroken(str(error).splitlines()[0][:200]) from error
 
@@ -173,7 +181,8 @@ class GlooReceiver:
         try:
             limit = timedelta(seconds=seconds)
             store = TCPStore(self._details["address"], int(self._details["port"]), None, False, limit)
-            self._group = GlooGroup(store, self._meeting, self._rank, seconds)
+            lanes, cut = int(self._details["lanes"]), int(self._details["cut"])
+            self._group = GlooGroup(store, self._meeting, self._rank, seconds, lanes=lanes, cut=cut)
         except (RuntimeError, KeyError, ValueError) as error:
             raise TransportBroken(str(error).splitlines()[0][:200]) from error
         if self._aborted:
