@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +37,13 @@ def patch(resources: ResourceApi, name: str, weights: Object) -> None:
     assert response.is_success, response.json()["message"]
 
 
+@pytest.fixture
+def name(request: pytest.FixtureRequest, resources: ResourceApi) -> Iterator[str]:
+    """Of the resource of one case, which is gone after it."""
+    yield f"again-{request.param}"
+    resources.delete(f"again-{request.param}")
+
+
 @pytest.mark.parametrize(
     ("name", "newest", "before", "prepare"),
     [
@@ -45,15 +53,15 @@ def patch(resources: ResourceApi, name: str, weights: Object) -> None:
         ("staged", {"version": "v0"}, {"version": "v0", "source": MINE}, {"version": "v1", "source": MINE}),
         ("ahead", {"version": "default", "path": "/models/m"}, {}, {"version": "v1", "source": MINE}),
     ],
+    indirect=["name"],
 )
 def test_a_label_is_taken_back_and_asked_for_again(
     resources: ResourceApi, name: str, newest: Object, before: Object, prepare: Object | None
 ) -> None:
     weights = {**before, **({"prepare": prepare} if prepare else {})}
     spec = {"model": {"path": "/models/m"}, **({"weights": without_nothing(weights)} if weights else {})}
-    response = resources.create(rollout(f"again-{name}", **spec))
+    response = resources.create(rollout(name, **spec))
     assert response.is_success, response.json()["message"]
-    name = f"again-{name}"
     if prepare is None:
         patch(resources, name, {"version": "v1", "source": {**DIRECT, "disk": None}})
     history = [{**newest, "committedAt": COMMITTED}]

@@ -182,7 +182,8 @@ def test_columns(resources: ResourceApi, fleet: Object) -> None:
     narrow = ["Name", "Engines", "Ready", "Routable", "State", "Weights", "Status", "Age"]
     assert [name for name, priority in columns.items() if priority == 0] == narrow
     assert [name for name, priority in columns.items() if priority == 1] == ["Target", "Reason"]
-    row = dict(zip(columns, table["rows"][0]["cells"], strict=True))
+    (cells,) = (row["cells"] for row in table["rows"] if row["cells"][0] == "fleet")
+    row = dict(zip(columns, cells, strict=True))
     assert row | {"Age": ""} == {
         "Name": "fleet",
         "Engines": 2,
