@@ -27,6 +27,20 @@ async def weights_of(fleet: Fleet) -> WeightsStatus:
     return found
 
 
+async def test_a_trainer_generates_converses_and_publishes_between_two_turns(
+    fleet: Fleet, trainer: Trainer, journal: Journal
+) -> None:
+    before = journal.current
+    label, _ = journal.next()
+    told = await trainer.publish(label, journal.models[label], call="converse")
+    assert told.state == "done", told
+    turns = told.told["turns"]
+    assert [turn["versions"] for turn in turns] == [
+        [{"version": version, "begin": 0, "end": 6, "exact": True}] for version in (before, label, label)
+    ]
+    assert [(len(turn["output_ids"]), turn["finish"]) for turn in turns] == [(6, "length")] * 3
+
+
 def _held_ahead(rollout: SGLangRollout) -> tuple[str, int]:
     """The version that is staged ahead, and by how many engines."""
     prepared = rollout.status.weights.prepared if rollout.status.weights else None

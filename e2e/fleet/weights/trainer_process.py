@@ -9,6 +9,7 @@ from one that has torch already, so that it can be killed like a trainer that di
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -28,7 +29,7 @@ sys.path.append("/client")
 import torch
 from safetensors.torch import load_file
 
-from sglang_rollout.client import RolloutFleet
+from sglang_rollout.client import Generation, RolloutFleet
 
 PORT = 8000
 FOLDER = Path("/tmp/publishes")
@@ -40,8 +41,9 @@ SPOILED = "model.layers.0.mlp.up_proj.weight"
 
 @dataclass(frozen=True)
 class Publish:
-    """call: publish, or prepare and commit, the two halves of one. model: a folder with safetensors. options: of the
-    client's call. spoil: see `spoiled`. hold_after: how many tensors are sent before it waits for a word to go on."""
+    """call: publish, or prepare and commit, the two halves of one, or converse, which publishes between two turns.
+    model: a folder with safetensors. options: of the client's call. spoil: see `spoiled`. hold_after: how many tensors
+    are sent before it waits for a word to go on."""
 
     id: str
     fleet: str
@@ -99,8 +101,21 @@ def run(order: Publish) -> dict[str, Any]:
     fleet = RolloutFleet.connect(order.fleet, namespace=NAMESPACE.read_text())
     if order.call == "commit":
         return dataclasses.asdict(fleet.commit(order.version, **order.options))
+    if order.call == "converse":
+        return {"turns": [dataclasses.asdict(turn) for turn in asyncio.run(converse(fleet, order))]}
     call = fleet.prepare if order.call == "prepare" else fleet.publish
     return dataclasses.asdict(call(order.version, lambda: tensors(order), **order.options))
+
+
+async def converse(fleet: RolloutFleet, order: Publish) -> list[Generation]:
+    """Two turns, the second by the weights that were published after the first."""
+    sampling = {"max_new_tokens": 6, "ignore_eos": True}
+    conversation = fleet.conversation(range(1, 9))
+    first = await conversation.agenerate(sampling=sampling)
+    await fleet.apublish(order.version, lambda: tensors(order), **order.options)
+    second = await conversation.agenerate([9, 10], sampling=sampling)
+    assert conversation.input_ids == [*range(1, 9), *first.output_ids, 9, 10, *second.output_ids]
+    return [first, second, await asyncio.to_thread(fleet.generate, prompt="a", sampling=sampling)]
 
 
 def in_child(order: Publish) -> None:
