@@ -35,7 +35,7 @@ demo-down: $(VENV)/.ready ## Take away what the demo made
 	@$(PY) -m e2e.demo down
 
 # Two at a time, each one's output in one piece; what comes first is also told first.
-check: $(VENV)/.ready ## All tests without a cluster, under a minute: lint, types, unit, property
+check: $(VENV)/.ready ## All tests without a cluster, about three minutes: lint, types, unit, property
 	@$(MAKE) --no-print-directory -j2 --output-sync=target lint types unit property
 test: ## All tests, in the order in which they are worth knowing: check, API server, engines and cluster
 	@$(MAKE) --no-print-directory check
