@@ -97,7 +97,7 @@ class _Pull:
             async with asyncio.TaskGroup() as group:
                 for _ in range(IN_FLIGHT):
                     group.create_task(worker())
-        except ExceptionGroup as failures:  # except* would wrap what it raises in a group before Python 3.12
+        except ExceptionGroup as failures:  # except* would wrap what it raises in a group before Python 3.11.4
             of_peer, others = failures.split(_PeerFailed)
             if of_peer is None or others is not None:
                 raise

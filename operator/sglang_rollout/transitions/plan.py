@@ -56,7 +56,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
     revision, residency = revision.without(moved.engaged), residency.without(moved.engaged)
     restarts = {**residency.restarts, **_restarts(engines, moved, free)}
     # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
-    hearing = any(engine.unheard and (engine.record.routable or _is_listed(engine, observed)) for engine in engines)
+    unheard = [engine for engine in engines if engine.unheard]
+    listed = _listed_names(observed) if unheard else frozenset()
+    hearing = any(engine.record.routable or engine.name in listed for engine in unheard)
     external = spec.router.external is not None
     lost_in = members.seconds_to_loss(observed.pods, now)
     wake = soonest(moved.wake, ordered.wake, lost_in, *(state.wake for state in states.values()))
@@ -174,7 +176,7 @@ def _unregistered(engines: tuple[EngineView, ...], observed: Observed) -> frozen
         return frozenset()
     if observed.external_untold:
         return frozenset()
-    known = {worker.engine for report in _router_reports(observed) for worker in report.registered}
+    known = _listed_names(observed)
     return frozenset(engine.index for engine in engines if engine.name not in known)
 
 
@@ -187,9 +189,9 @@ def _registered(engines: tuple[EngineView, ...], observed: Observed) -> frozense
     return frozenset(engine.index for engine in engines if engine.name in known)
 
 
-def _is_listed(engine: EngineView, observed: Observed) -> bool:
-    """A router has it: the status may not tell it yet."""
-    return any(worker.engine == engine.name for report in _router_reports(observed) for worker in report.registered)
+def _listed_names(observed: Observed) -> frozenset[str]:
+    """Names of the engines that some router has: the status may not tell it yet."""
+    return frozenset(worker.engine for report in _router_reports(observed) for worker in report.registered)
 
 
 def _coming(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
