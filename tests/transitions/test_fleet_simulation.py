@@ -1040,11 +1040,7 @@ def test_no_schedule_moves_a_pipeline_but_by_engines_that_start_again(
     def check() -> None:
         assert_truth(fleet, rolling)
 
-    fleet.settle(12)
-    for patch, time in story:
-        for action in (patch, *time):
-            act(fleet, action, strategy, check)
-            check()
+    play(fleet, story, strategy, check)
     fleet.bad_paths.clear()
     fleet.reconnect()
     for _ in range(150):
@@ -1070,6 +1066,20 @@ def test_a_pipeline_moves_without_two_versions_and_without_losing_more_than_may_
         seen |= set(fleet.serving().values())
     assert seen == {"default", "2"}
     assert set(fleet.serving().values()) == {"2"}
+
+
+def play(
+    fleet: Simulation,
+    story: list[tuple[tuple[str, Any], list[tuple[str, Any]]]],
+    strategy: dict[str, Any],
+    check: Callable[[], None],
+) -> None:
+    """A new fleet, and then all that happens to it."""
+    fleet.settle(12)
+    for patch, time in story:
+        for action in (patch, *time):
+            act(fleet, action, strategy, check)
+            check()
 
 
 def conditions(fleet: Simulation) -> tuple[Condition, ...]:
@@ -1167,11 +1177,7 @@ def test_no_schedule_serves_a_wrong_version_and_every_schedule_converges(
     def check() -> None:
         assert_truth(fleet, rolling)
 
-    fleet.settle(12)
-    for patch, time in story:
-        for action in (patch, *time):
-            act(fleet, action, strategy, check)
-            check()
+    play(fleet, story, strategy, check)
     fleet.bad_paths.clear()
     fleet.break_next_apply = False
     fleet.reconnect()
