@@ -9,9 +9,10 @@ import sys
 import torch
 
 from sglang_rollout.transfer.block_sums import BlockSums
-from sglang_rollout.transfer.device_checks import block_sums, check_flat, digest_flat
+from sglang_rollout.transfer.device_checks import block_sums, check_flat, check_flats, digest_flat
 from sglang_rollout.transfer.digests import BLOCK_SUMS, digest
 from sglang_rollout.transfer.host_checks import check_bucket
+from sglang_rollout.transfer.manifest import Bucket
 from sglang_rollout.transfer.outgoing import buckets_of
 from sglang_rollout.transfer.transports import pieces_of
 
@@ -74,6 +75,10 @@ def checks_agree() -> None:
         check_flat(flat, three.bucket, BLOCK_SUMS),
     )
     assert host == gpu
+    # Several at once are found to be what each is alone.
+    alone = [(whole, two.bucket), (flat, three.bucket), (torch.zeros(0, dtype=torch.uint8), Bucket(()))]
+    assert check_flats(alone, BLOCK_SUMS) == [check_flat(*one, BLOCK_SUMS) for one in alone]
+    assert check_flats([], BLOCK_SUMS) == []
 
 
 if __name__ == "__main__":

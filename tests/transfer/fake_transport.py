@@ -20,6 +20,7 @@ class Wire:
     world: int
     joined: set[int] = field(default_factory=set)
     sent: list[bytes] = field(default_factory=list)
+    laid_out: dict[str, bytes] = field(default_factory=dict)  # what agents pull
     took: dict[int, set[int]] = field(default_factory=dict)
     aborted: bool = False
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -39,9 +40,11 @@ class Wire:
 
 @dataclass
 class FakeTransport:
-    """hurt: called with (rank, number) before each receive; may raise or wait."""
+    """hurt: called with (rank, number) before each receive; may raise or wait. pulled: agents take buckets by
+    themselves, two at once."""
 
     name: str = "Gloo"
+    pulled: bool = False
     offered: dict[str, str] | None = field(default_factory=dict)
     works: bool = True
     hurt: Callable[[int, int], None] = lambda rank, number: None
@@ -57,7 +60,7 @@ class FakeTransport:
     def open(self, meeting: Meeting) -> FakeSender:
         self.opened.append(meeting.world)
         self.wires[meeting.group] = Wire(meeting.world)
-        return FakeSender(self.name, self.wires[meeting.group])
+        return FakeSender(self.name, self.wires[meeting.group], self.pulled)
 
     def enter(self, meeting: Meeting, rank: int, details: Mapping[str, str]) -> FakeReceiver:
         if not self.works:
@@ -68,8 +71,9 @@ class FakeTransport:
 class FakeSender:
     gpu = False
 
-    def __init__(self, name: str, wire: Wire) -> None:
+    def __init__(self, name: str, wire: Wire, pulled: bool) -> None:
         self.name = name
+        self.pulled = pulled
         self._wire = wire
         self._loaded: dict[int, bytes] = {}
 
@@ -84,9 +88,13 @@ class FakeSender:
 
     def load(self, number: int, pieces: Sequence[Any]) -> dict[str, str]:
         self._loaded[number] = b"".join(bytes(piece) for piece in pieces)
-        return {}
+        if not self.pulled:
+            return {}
+        self._wire.laid_out[str(number)] = self._loaded[number]
+        return {"at": str(number)}
 
     def send(self, number: int, seconds: float) -> None:
+        assert not self.pulled
         wire = self._wire
         index = len(wire.sent)
         wire.change(lambda: wire.sent.append(self._loaded[number]))
@@ -94,6 +102,7 @@ class FakeSender:
 
     def free(self, number: int) -> None:
         del self._loaded[number]
+        self._wire.laid_out.pop(str(number), None)
 
     def abort(self) -> None:
         self._wire.change(lambda: setattr(self._wire, "aborted", True))
@@ -105,6 +114,7 @@ class FakeReceiver:
     def __init__(self, transport: FakeTransport, wire: Wire, rank: int) -> None:
         self._transport, self._wire, self._rank = transport, wire, rank
         self._received = 0
+        self.lanes = 2 if transport.pulled else 1
 
     def join(self, seconds: float) -> None:
         self._wire.change(lambda: self._wire.joined.add(self._rank))
@@ -113,8 +123,12 @@ class FakeReceiver:
         index = self._received
         self._transport.hurt(self._rank, index)
         wire = self._wire
-        wire.until(lambda: len(wire.sent) > index, seconds)
         assert target.host is not None
+        if self._transport.pulled:
+            self._received += 1
+            target.host[:] = wire.laid_out[details["at"]]
+            return
+        wire.until(lambda: len(wire.sent) > index, seconds)
         target.host[:] = wire.sent[index]
         wire.change(lambda: wire.took.setdefault(index, set()).add(self._rank))
         self._received += 1

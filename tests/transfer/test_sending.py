@@ -74,9 +74,10 @@ class Scene:
         return [slot.sealed.root for slot in Stage(self.folder / name).slots if slot.sealed]
 
 
-@pytest.fixture
-async def scene(tmp_path: Path) -> AsyncIterator[Scene]:
+@pytest.fixture(params=[False, True], ids=["collective", "pulled"])
+async def scene(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Scene]:
     scene = Scene(tmp_path)
+    scene.transport.pulled = request.param
     await scene.reception.open("127.0.0.1", 0)
     for name in ("p0", "p1"):
         scene.stage(name)

@@ -4,7 +4,7 @@ torch."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -52,20 +52,53 @@ def digest_flat(algorithm: str, flat: Any) -> str:
 def check_flat(flat: Any, bucket: Bucket, algorithm: str) -> Checked:
     """As host_checks.check_bucket. word_sum only means something where all tensors are whole words. Raises
     UnknownDigest."""
+    return check_flats([(flat, bucket)], algorithm)[0]
+
+
+def check_addresses(placed: Sequence[tuple[int, Bucket]], algorithm: str) -> list[Checked]:
+    """As check_flats(), of buckets that lie at these addresses."""
+    return check_flats([(flat_at(address, bucket.size), bucket) for address, bucket in placed], algorithm)
+
+
+def check_flats(flats: Sequence[tuple[Any, Bucket]], algorithm: str) -> list[Checked]:
+    """check_flat() of several, of one GPU. It is waited for once for all of them, since another process that computes
+    there is made to wait each time."""
     if algorithm != NAME:
         raise UnknownDigest(f"digest {algorithm!r} is not computed on a GPU: use {NAME}")
-    sums = block_sums(flat)
-    runs = list(_float_runs(bucket))
-    marks = [_mark(flat[begin:end], tensors[0][0].dtype) for begin, end, tensors in runs]
-    suspicious = torch.stack(marks).cpu().tolist() if marks else []
-    bad = {}
-    for (_, _, tensors), odd in zip(runs, suspicious, strict=True):
-        for tensor, offset in tensors if odd else ():
-            if count := _count(flat[offset : offset + tensor.size], tensor.dtype):
-                bad[tensor.name] = count
-    host = sums.cpu().numpy().astype("<i8")
-    total = int(host.view("<u8").sum(dtype="uint64"))
-    return Checked(digest_of_sums(host.tobytes(), flat.numel()), bad, total)
+    begun = [_Begun(flat, bucket) for flat, bucket in flats]
+    if not begun:
+        return []
+    words = torch.cat([one.words() for one in begun]).cpu().numpy()
+    found = []
+    for one in begun:
+        found.append(one.found(words[: one.count]))
+        words = words[one.count :]
+    return found
+
+
+class _Begun:
+    """The two passes over one bucket, as they are ordered from the GPU."""
+
+    def __init__(self, flat: Any, bucket: Bucket) -> None:
+        self._flat = flat
+        self._runs = list(_float_runs(bucket))
+        self._sums = block_sums(flat)
+        self._marks = [_mark(flat[begin:end], tensors[0][0].dtype) for begin, end, tensors in self._runs]
+        self.count = len(self._sums) + len(self._marks)
+
+    def words(self) -> Any:
+        """What found() takes, int64 where the bytes are."""
+        return torch.cat([self._sums, torch.stack(self._marks).long()]) if self._marks else self._sums
+
+    def found(self, words: Any) -> Checked:
+        bad = {}
+        for (_, _, tensors), odd in zip(self._runs, words[len(self._sums) :], strict=True):
+            for tensor, offset in tensors if odd else ():
+                if count := _count(self._flat[offset : offset + tensor.size], tensor.dtype):
+                    bad[tensor.name] = count
+        host = words[: len(self._sums)].astype("<i8")
+        total = int(host.view("<u8").sum(dtype="uint64"))
+        return Checked(digest_of_sums(host.tobytes(), self._flat.numel()), bad, total)
 
 
 def _float_runs(bucket: Bucket) -> Iterator[tuple[int, int, list[tuple[Tensor, int]]]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,7 +22,8 @@ from .session import Announced, End, Go, SessionError
 from .transports import SendingGroup, TransportBroken
 
 JOIN_SECONDS = 20.0
-AHEAD = 4  # buckets that are kept at once: one is checked by the agents, one travels, one is announced, one is loaded
+AHEAD = 4  # buckets that are kept at once: one is awaited to have come, one travels, one is announced, one is loaded
+QUEUED = 2  # of which so many are given to the wire, so that it need not wait for words
 SLOWEST = 20e6  # bytes a second; a bucket that travels slower is given up
 PATIENCE = 15.0  # seconds on top of that
 REGROUPS = 8
@@ -135,7 +137,7 @@ class _Cast:
         self._loader = ThreadPoolExecutor(1, "weights-load")
         self._wire = ThreadPoolExecutor(1, "weights-send")
         self._late: asyncio.Task[None] | None = None
-        self._transfer: asyncio.Future[None] | None = None
+        self._transfers: deque[asyncio.Future[None]] = deque()
         self._group: SendingGroup | None = None
         self._kept: dict[int, _Kept] = {}
         self._sent: list[Bucket] = []
@@ -241,11 +243,11 @@ class _Cast:
             self._group.abort()
             self._groups.forget()
             self._group = None
-        if self._transfer is not None:
-            done, _ = await asyncio.wait([self._transfer], timeout=STUCK_SECONDS)
-            if not done:
+        if self._transfers:
+            _, going_on = await asyncio.wait(self._transfers, timeout=STUCK_SECONDS)
+            if going_on:
                 self._wire = ThreadPoolExecutor(1, "weights-send")
-            self._transfer = None
+            self._transfers.clear()
         for kept in self._kept.values():
             kept.announced = kept.sent = False
             for member in self._audience.living:
@@ -268,7 +270,7 @@ class _Cast:
         kept, audience, group = self._kept.get(number), self._audience, self._group
         assert group is not None
         if kept is not None and not kept.announced:
-            while len([n for n in self._kept if n < number]) >= AHEAD - 1:
+            while len([n for n in self._kept if n < number]) >= AHEAD:
                 await self._one_taken()
             if kept.loaded_for != audience.group:
                 kept.details = await self._in(self._loader, self._load, kept, group)
@@ -278,7 +280,7 @@ class _Cast:
             kept.announced = True
         for earlier in [n for n in self._kept if n < number]:
             await self._send_off(earlier)
-        if number in self._kept and (self._transfer is None or self._transfer.done()):
+        if number in self._kept and (group.pulled or not self._travelling()):
             await self._send_off(number)
 
     async def _send_off(self, number: int) -> None:
@@ -286,14 +288,20 @@ class _Cast:
         assert group is not None
         if kept.sent:
             return
-        await audience.until(lambda m: number in m.ready, PATIENCE, f"answer for bucket {number}")
-        await self._landed()
+        if not group.pulled:
+            await audience.until(lambda m: number in m.ready, PATIENCE, f"answer for bucket {number}")
+            await self._landed(QUEUED - 1)
         await audience.tell(audience.living, lambda _: Go(number))
         audience.look()
-        seconds = audience.remaining(PATIENCE + kept.bucket.size / SLOWEST)
         kept.sent = True
-        self._transfer = asyncio.ensure_future(self._in(self._wire, group.send, number, seconds))
-        self._transfer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        if not group.pulled:
+            seconds = audience.remaining(PATIENCE + QUEUED * kept.bucket.size / SLOWEST)
+            transfer = asyncio.ensure_future(self._in(self._wire, group.send, number, seconds))
+            transfer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._transfers.append(transfer)
+
+    def _travelling(self) -> bool:
+        return any(not transfer.done() for transfer in self._transfers)
 
     def _load(self, kept: _Kept, group: SendingGroup) -> dict[str, str]:
         if group.gpu:
@@ -306,14 +314,13 @@ class _Cast:
             self._sent[kept.number] = kept.bucket
         return group.load(kept.number, pieces)
 
-    async def _landed(self) -> None:
-        """The bucket that travels has been sent off whole."""
-        while self._transfer is not None and not self._transfer.done():
-            await asyncio.wait([self._transfer], timeout=0.05)
-            self._audience.look()
-        if self._transfer is not None:
-            transfer, self._transfer = self._transfer, None
-            await transfer
+    async def _landed(self, but: int = 0) -> None:
+        """All that travel, `but` so many, have been sent off whole."""
+        while len(self._transfers) > but:
+            while not self._transfers[0].done():
+                await asyncio.wait([self._transfers[0]], timeout=0.05)
+                self._audience.look()
+            await self._transfers.popleft()
 
     async def _one_taken(self) -> None:
         await self._taken(min(self._kept))

@@ -1,8 +1,9 @@
 """What a trainer's sender and an agent say to each other, as small JSON frames (link.py sends them). Bytes of weights
 travel beside them (transports/), or as a frame's blob.
 
-Staged: Hello, Welcome, Joined, then for each bucket Bucket, Ready, Go, Took, at last End, Sealed. A Welcome in between
-is a new group in place of one that lost a member. Standard library only: the agent needs no torch to speak."""
+Staged: Hello, Welcome, Joined, then for each bucket Bucket, Ready, Go, Took, at last End, Sealed. Where agents pull, Go
+does not wait for Ready. A Welcome in between is a new group in place of one that lost a member. Standard library only:
+the agent needs no torch to speak."""
 
 from __future__ import annotations
 
@@ -128,7 +129,8 @@ class Go(Message):
 
 @dataclass(frozen=True)
 class Took(Message):
-    """The bucket is here, whole and equal to its digest. group as in Ready."""
+    """The bucket's bytes are here, so that the sender needs no longer keep them. That they are equal to its digest may
+    be found out later, and is once this side has sealed. group as in Ready."""
 
     kind: ClassVar[str] = "ok"
     number: int

@@ -4,7 +4,7 @@ checked, sealed when whole. Survives the agent: what was sealed is found again."
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,15 +174,18 @@ class StageWriter:
         opened = self._regions[region]
         return None if isinstance(opened, HostRegion) else opened.address(offset)
 
-    @contextmanager
-    def fill_on_gpu(self, number: int, check: Callable[[int, Bucket, str], Checked]) -> Iterator[int]:
-        """As fill(), for bytes that come into GPU memory without passing through the host's: yields the address;
-        `check` computes there what check_bucket does."""
-        address = self.address(number)
-        assert address is not None
-        bucket = self._places[number][0]
-        yield address
-        self._accept(number, bucket, check(address, bucket, self._algorithm))
+    def check_on_gpu(
+        self, numbers: Sequence[int], check: Callable[[Sequence[tuple[int, Bucket]], str], Sequence[Checked]]
+    ) -> None:
+        """As fill() does at its end, of buckets that lie at their addresses already: `check` computes there what
+        check_bucket does, of several (address, bucket) at once."""
+        placed = []
+        for number in numbers:
+            address = self.address(number)
+            assert address is not None
+            placed.append((address, self._places[number][0]))
+        for number, (_, bucket), found in zip(numbers, placed, check(placed, self._algorithm), strict=True):
+            self._accept(number, bucket, found)
 
     def _accept(self, number: int, bucket: Bucket, found: Checked) -> None:
         if bucket.digest and bucket.digest != found.digest:

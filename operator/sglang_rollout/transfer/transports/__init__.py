@@ -47,7 +47,7 @@ class Meeting:
 
 class SendingGroup(Protocol):
     """The sender's half of one group. gpu: buckets are written into buffer(), in GPU memory, rather than taken in
-    pieces from where they lie."""
+    pieces from where they lie. pulled: each agent takes a bucket by itself, so that none waits for another."""
 
     @property
     def name(self) -> str:
@@ -56,6 +56,8 @@ class SendingGroup(Protocol):
 
     @property
     def gpu(self) -> bool: ...
+    @property
+    def pulled(self) -> bool: ...
 
     def details(self, rank: int) -> dict[str, str]:
         """What the agent of this rank needs for joining."""
@@ -85,10 +87,13 @@ class SendingGroup(Protocol):
 
 
 class ReceivingGroup(Protocol):
-    """The agent's half. gpu: it receives to an address in GPU memory."""
+    """The agent's half. gpu: it receives to an address in GPU memory. lanes: so many buckets may come at once; with
+    one, they come in the order of the calls."""
 
     @property
     def gpu(self) -> bool: ...
+    @property
+    def lanes(self) -> int: ...
 
     def join(self, seconds: float) -> None:
         """Raises TransportBroken, TransportUnable."""

@@ -118,6 +118,7 @@ def _outlive(group: Any, works: Sequence[Any], tensors: Sequence[Any]) -> None:
 class GlooSender:
     name = GLOO
     gpu = False
+    pulled = False
 
     def __init__(self, meeting: Meeting) -> None:
         """Raises TransportUnable."""
@@ -169,6 +170,7 @@ class GlooSender:
 
 class GlooReceiver:
     gpu = False
+    lanes = 1
 
     def __init__(self, meeting: Meeting, rank: int, details: Mapping[str, str]) -> None:
         self._meeting, self._rank, self._details = meeting, rank, details

@@ -16,7 +16,7 @@ from typing import Any
 from ..manifest import Bucket
 from . import NCCL, Meeting, Target, TransportBroken, TransportUnable
 
-POLL_SECONDS = 0.0002
+POLL_SECONDS = 0.0001
 _OF_BOTH_SIDES = ("NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE")  # ranks of one communicator must agree on these
 # torch's watchdog and monitor end the process by default when a collective fails; here they only clean up.
 _HARMLESS = {
@@ -163,6 +163,7 @@ def gpu_uuid(device: int) -> str:
 class NcclSender:
     name = NCCL
     gpu = True
+    pulled = False
 
     def __init__(self, meeting: Meeting, device: int) -> None:
         """Raises TransportUnable."""
@@ -248,6 +249,7 @@ class GpuBuffers:
 
 class NcclReceiver:
     gpu = True
+    lanes = 1
 
     def __init__(self, meeting: Meeting, rank: int, details: Mapping[str, str], device: int) -> None:
         self._meeting, self._rank, self._details, self._device = meeting, rank, details, device

@@ -16,7 +16,8 @@ from ..cuda_driver import CudaDriver, CudaError
 from ..manifest import Bucket
 from . import PEER_COPY, Meeting, Target, TransportBroken, TransportUnable
 
-POLL_SECONDS = 0.0002
+POLL_SECONDS = 0.0001
+LANES = 2  # the next copy is under way when one is seen to have ended
 PROBE_BYTES = 1 << 20
 ROUND = 2 << 20  # what cuMemAlloc rounds up to
 _PROCESS = secrets.token_hex(8)
@@ -62,6 +63,7 @@ class PeerCopySender:
 
     name = PEER_COPY
     gpu = True
+    pulled = True
 
     def __init__(self, device: int) -> None:
         """Raises TransportUnable."""
@@ -153,6 +155,7 @@ _OPENED: dict[str, dict[str, int]] = {}
 
 class PeerCopyReceiver:
     gpu = True
+    lanes = LANES
 
     def __init__(self, details: Mapping[str, str], device: int) -> None:
         self._details = details
