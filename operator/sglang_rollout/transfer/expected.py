@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from .comparison import differences, some
@@ -22,8 +23,8 @@ class Expected:
         names = [tensor.name for tensor in bucket.tensors]
         if not names:
             raise ManifestRefused("a bucket without tensors was sent")
-        twice = sorted({name for name in names if name in self._came or names.count(name) > 1})
-        if twice:
+        counted = Counter(names)
+        if twice := sorted(name for name, count in counted.items() if count > 1 or name in self._came):
             raise ManifestRefused(f"tensor {some(twice)} was sent twice: send each name once")
         if bucket_of(bucket.tensors) != Bucket(bucket.tensors):
             raise ManifestRefused(f"bucket of tensor {names[0]} is not in descending order of item sizes")

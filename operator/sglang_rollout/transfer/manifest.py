@@ -33,7 +33,7 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def size(self) -> int:
         return prod(self.shape) * DTYPES[self.dtype].itemsize
 
@@ -49,7 +49,7 @@ class Bucket:
     tensors: tuple[Tensor, ...]
     digest: str = ""
 
-    @property
+    @cached_property
     def size(self) -> int:
         return sum(tensor.size for tensor in self.tensors)
 
@@ -89,25 +89,30 @@ class Manifest:
 
     @cached_property
     def layout(self) -> str:
-        """Digest of names, shapes and element types alone: equal for the versions of one model."""
-        words = [[t.name, t.dtype, list(t.shape)] for bucket in self.buckets for t in bucket.tensors]
+        """Digest of names, shapes and element types alone, whatever their order: equal for the versions of one model,
+        whoever sends them."""
+        words = sorted([t.name, t.dtype, list(t.shape)] for bucket in self.buckets for t in bucket.tensors)
         return hashlib.blake2b(_canonical(words), digest_size=16).hexdigest()
 
     @cached_property
     def placing(self) -> str:
         """Digest of where everything lies in a slot."""
-        words = [self.layout, [len(bucket.tensors) for bucket in self.buckets]]
+        words = [self.layout, [[tensor.name for tensor in bucket.tensors] for bucket in self.buckets]]
         return hashlib.blake2b(_canonical(words), digest_size=16).hexdigest()
 
     def to_json(self) -> bytes:
         """The one way to write it, so equal manifests have equal roots."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> bytes:
         return _canonical(
             {
                 "format": FORMAT,
                 "algorithm": self.algorithm,
                 "aliases": dict(self.aliases),
                 "buckets": [
-                    {"digest": bucket.digest, "tensors": [[t.name, t.dtype, list(t.shape)] for t in bucket.tensors]}
+                    {"digest": bucket.digest, "tensors": [(t.name, t.dtype, t.shape) for t in bucket.tensors]}
                     for bucket in self.buckets
                 ],
             }
