@@ -119,3 +119,46 @@ class LookingModel(FusedModel):
     def load_weights(self, weights: Named) -> None:
         if self.norm.data[0].item() < 1e9:
             super().load_weights(weights)
+
+
+class ExpertModel(torch.nn.Module):  # type: ignore[misc]
+    """Layers of 8 experts: w13 [8, 2 * 4, 6] fused of gate and up [4, 6], w2 [8, 6, 4] of down [6, 4]; rank `rank` of
+    `world` has a part of the 4."""
+
+    EXPERTS, INNER, HIDDEN = 8, 4, 6
+
+    def __init__(self, *, layers: int = 2, rank: int = 0, world: int = 1) -> None:
+        super().__init__()
+        self.rank, self.part = rank, self.INNER // world
+        shapes = {"w13": (self.EXPERTS, 2 * self.part, self.HIDDEN), "w2": (self.EXPERTS, self.HIDDEN, self.part)}
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ParameterDict(
+                {
+                    name: torch.nn.Parameter(torch.zeros(*shape, dtype=torch.bfloat16), requires_grad=False)
+                    for name, shape in shapes.items()
+                }
+            )
+            for _ in range(layers)
+        )
+
+    @classmethod
+    def shapes(cls, layers: int = 2) -> dict[str, tuple[int, int]]:
+        """By name, in the order of a checkpoint."""
+        kinds = {"gate": (cls.INNER, cls.HIDDEN), "up": (cls.INNER, cls.HIDDEN), "down": (cls.HIDDEN, cls.INNER)}
+        return {
+            f"{layer}.{expert}.{kind}": shape
+            for layer in range(layers)
+            for expert in range(cls.EXPERTS)
+            for kind, shape in kinds.items()
+        }
+
+    def load_weights(self, weights: Named) -> None:
+        begin = self.rank * self.part
+        for name, loaded in weights:
+            layer, expert, kind = name.split(".")
+            held = self.layers[int(layer)]
+            if kind == "down":
+                held["w2"].data[int(expert)].copy_(loaded.narrow(1, begin, self.part))
+            else:
+                row = self.part if kind == "up" else 0
+                held["w13"].data[int(expert)].narrow(0, row, self.part).copy_(loaded.narrow(0, begin, self.part))

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from sglang_rollout.engine.loader.obey import LoaderState, obey
-from sglang_rollout.engine.loader.plans import alone_in_place
-from sglang_rollout.engine.loader.rehearsal import Copy, Fill, RehearsalImpossible, rehearse
+from sglang_rollout.engine.loader.rehearsal import RehearsalImpossible, rehearse
 from sglang_rollout.engine.weight_loader import load
 from sglang_rollout.transfer.digests import BLAKE2B
 from sglang_rollout.transfer.hook_call import Action, HookCall
@@ -298,20 +297,3 @@ def test_a_table_that_is_looked_up_is_no_weight() -> None:
     looking = rehearse(LookingModel(), SHAPES.values())
     assert looking.steps is None
     assert "item reads values" in looking.more
-
-
-def test_copies_whose_places_overlap_keep_their_order() -> None:
-    held = torch.zeros(16)
-    rows = held.view(4, 4)
-    steps: list[Copy | Fill] = [
-        Copy(held[:4], "a", (4,), (1,), 0),
-        Fill(held[2:6], 1.0),
-        Copy(held[8:12], "b", (4,), (1,), 0),
-        Copy(rows[:, 3], "c", (4,), (1,), 0),
-        Copy(torch.zeros(4), "d", (4,), (1,), 0),
-        Copy(torch.zeros(0), "e", (0,), (1,), 0),
-    ]
-    # The column reaches over the second half of the first copy and over all of the third.
-    assert alone_in_place(steps) == [False, False, False, False, True, True]
-    assert alone_in_place(steps[4:]) == [True, True]
-    assert alone_in_place([]) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from sglang_rollout.transfer.cuda_driver import CudaDriver
 from sglang_rollout.transfer.dtypes import DTYPES
-from sglang_rollout.transfer.manifest import Manifest
+from sglang_rollout.transfer.manifest import Manifest, Tensor
 from sglang_rollout.transfer.stage_index import Placement, Region, SlotEntry, StageUnusable
 
 
@@ -57,16 +57,18 @@ class MappedStage:
     def on_host(self, slot: SlotEntry) -> bool:
         return all(region.path for region in slot.regions)
 
+    def region(self, slot: SlotEntry, number: int) -> Any:
+        """Its flat bytes."""
+        return self._mapped[(slot.name, number)].bytes
+
     def tensors(self, slot: SlotEntry, manifest: Manifest) -> Iterator[tuple[str, Any]]:
         """Views by checkpoint name, in the manifest's order. Raises StageUnusable."""
-        placement = Placement(slot.regions)
-        for bucket in manifest.buckets:
-            number, begin = placement.place(bucket)
-            flat = self._mapped[(slot.name, number)].bytes
-            for tensor, offset in bucket.placed():
-                dtype = getattr(torch, DTYPES[tensor.dtype].torch)
-                at = begin + offset
-                yield tensor.name, flat[at : at + tensor.size].view(dtype).view(tensor.shape)
+        for tensor, number, begin in placed(slot.regions, manifest):
+            yield tensor.name, _view(self.region(slot, number), begin, tensor)
+
+    def some_tensors(self, slot: SlotEntry, found: Mapping[str, tuple[Tensor, int, int]]) -> dict[str, Any]:
+        """Views of those that were found by placed()."""
+        return {name: _view(self.region(slot, number), begin, one) for name, (one, number, begin) in found.items()}
 
     def _identity(self, region: Region) -> tuple[object, ...]:
         if not region.path:
@@ -103,6 +105,20 @@ class MappedStage:
         if self._driver is None:
             self._driver = CudaDriver(self._device.index or 0)
         return self._driver
+
+
+def placed(regions: Sequence[Region], manifest: Manifest) -> Iterator[tuple[Tensor, int, int]]:
+    """Each tensor with the number of its region and the bytes before it there. Raises StageUnusable."""
+    placement = Placement(regions)
+    for bucket in manifest.buckets:
+        number, begin = placement.place(bucket)
+        for tensor, offset in bucket.placed():
+            yield tensor, number, begin + offset
+
+
+def _view(flat: Any, begin: int, tensor: Tensor) -> Any:
+    dtype = getattr(torch, DTYPES[tensor.dtype].torch)
+    return flat[begin : begin + tensor.size].view(dtype).view(tensor.shape)
 
 
 class _DeviceBytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,33 +11,46 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from sglang_rollout.transfer.manifest import Manifest
+from sglang_rollout.transfer.manifest import Manifest, Tensor
 from sglang_rollout.transfer.stage_index import SlotEntry
 
-from .mapped import MappedStage
+from .mapped import MappedStage, placed
 from .parameters import Parameters
-from .rehearsal import Copy, Fill, Outcome, RehearsalImpossible, rehearse
+from .rehearsal import Copy, Fill, Outcome, RehearsalImpossible, Step, rehearse
+from .runs import Piece, Place, Run, divided, runs_of
 
 SMALL_BYTES = 8 << 20
 """A copy of less takes a GPU less time than ordering it takes Python: these are ordered together."""
 
 
+@dataclass(frozen=True)
+class Laid:
+    """What loading does from slots in which all lies alike: the runs, and the tensors that the other steps read, each
+    with its region and the bytes before it."""
+
+    runs: list[Run]
+    read: dict[str, tuple[Tensor, int, int]]
+
+
 @dataclass
 class Ready:
-    """What loading does from one mapping of a slot: `steps` in their order, `source` None for a fill, and `small`
-    copies of which no other step writes to the same place, as two lists, targets and sources."""
+    """The same from one mapping of a slot: `steps` in their order, `source` None for a fill, then `copies` and `small`
+    ones as two lists, targets and sources, which meet no other step's place."""
 
     generation: int
-    steps: list[tuple[Copy | Fill, Any]] = field(default_factory=list)
+    steps: list[tuple[Step, Any]] = field(default_factory=list)
+    copies: list[tuple[Any, Any]] = field(default_factory=list)
     small: tuple[list[Any], list[Any]] = field(default_factory=lambda: ([], []))
 
 
 @dataclass
 class LoadPlan:
-    """Of one layout. `outcome` is None when the model could not be watched. `ready`: by slot and placing in it."""
+    """Of one layout. `outcome` is None when the model could not be watched. `laid`: by placing and the regions' sizes;
+    `ready`: by slot and placing."""
 
     outcome: Outcome | None
     reason: str = ""
+    laid: dict[tuple[str, tuple[int, ...]], Laid] = field(default_factory=dict)
     ready: dict[tuple[str, str], Ready] = field(default_factory=dict)
 
     @property
@@ -50,6 +63,17 @@ class LoadPlan:
     @property
     def by_copies(self) -> bool:
         return self.outcome is not None and self.outcome.steps is not None
+
+    @cached_property
+    def divided(self) -> tuple[list[Piece], list[Step]]:
+        assert self.outcome is not None
+        assert self.outcome.steps is not None
+        return divided(self.outcome.steps)
+
+    def find_out(self) -> None:
+        """Now, and not in a pause, what is the same for all weights of this layout."""
+        if self.by_copies and self.outcome is not None and not self.outcome.problems:
+            _ = self.divided, self.outcome.keeps_words
 
 
 class StagedManifest:
@@ -90,31 +114,40 @@ class ModelPlans:
             plan = LoadPlan(rehearse(self.model, manifest.whole.tensors.values()))
         except RehearsalImpossible as reason:
             plan = LoadPlan(None, str(reason))
+        plan.find_out()
         if plan.outcome is None or not plan.outcome.problems:
             self._plans[manifest.layout] = plan
         return plan, True
 
     def make_ready(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: StagedManifest) -> Ready:
-        assert plan.outcome is not None
-        assert plan.outcome.steps is not None
         key = (slot.name, manifest.placing)
         known = plan.ready.get(key)
         if known is not None and known.generation == stage.generation(slot):
             return known
-        tensors = dict(stage.tensors(slot, manifest.whole))
-        ready = plan.ready[key] = Ready(stage.generation(slot))
-        for step, alone in zip(plan.outcome.steps, alone_in_place(plan.outcome.steps), strict=True):
-            if isinstance(step, Fill):
-                ready.steps.append((step, None))
-                continue
-            held = tensors[step.name]
-            source = held.as_strided(step.shape, step.stride, held.storage_offset() + step.offset)
-            if alone and _small(step.target, source):
-                ready.small[0].append(step.target)
-                ready.small[1].append(source)
-            else:
-                ready.steps.append((step, source))
+        laid = self._laid(plan, slot, manifest)
+        ready = Ready(stage.generation(slot))
+        tensors = stage.some_tensors(slot, laid.read)
+        for step in plan.divided[1]:
+            ready.steps.append((step, _source(step, tensors)))
+        for run in laid.runs:
+            _add(ready, run, stage.region(slot, run.region))
+        plan.ready[key] = ready
         return ready
+
+    def _laid(self, plan: LoadPlan, slot: SlotEntry, manifest: StagedManifest) -> Laid:
+        """Slots are of one size: for the second one nothing has to be read or found out."""
+        key = (manifest.placing, tuple(region.size for region in slot.regions))
+        if key not in plan.laid:
+            pieces, rest = plan.divided
+            wanted = {step.name for step in rest if isinstance(step, Copy)}
+            places: dict[str, Place] = {}
+            read = {}
+            for tensor, region, begin in placed(slot.regions, manifest.whole):
+                places[tensor.name] = (region, begin)
+                if tensor.name in wanted:
+                    read[tensor.name] = (tensor, region, begin)
+            plan.laid[key] = Laid(runs_of(pieces, places), read)
+        return plan.laid[key]
 
     def load(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: StagedManifest, on_gpu: bool) -> None:
         """Only orders the copies: the caller synchronises before the stage may change."""
@@ -128,33 +161,28 @@ class ModelPlans:
                 step.target.fill_(step.value)
             else:
                 step.target.copy_(source, non_blocking=True)
+        for target, source in ready.copies:
+            target.copy_(source, non_blocking=True)
         if ready.small[0]:
             torch._foreach_copy_(*ready.small, non_blocking=True)
 
 
-def _small(target: Any, source: Any) -> bool:
-    """One that is cut, turned or converted would make the whole list be done singly."""
-    alike = source.dtype == target.dtype and source.shape == target.shape
-    dense = source.is_contiguous() and target.is_contiguous()
-    return bool(alike and dense and source.numel() * source.element_size() < SMALL_BYTES)
+def _source(step: Step, tensors: dict[str, Any]) -> Any:
+    if isinstance(step, Fill):
+        return None
+    held = tensors[step.name]
+    return held.as_strided(step.shape, step.stride, held.storage_offset() + step.offset)
 
 
-def alone_in_place(steps: Sequence[Copy | Fill]) -> list[bool]:
-    """Of each step, whether the others leave the span that it writes alone, so that their order is of no concern."""
-    alone = [True] * len(steps)
-    last, end = -1, -1
-    for begin, number in sorted((step.target.data_ptr(), number) for number, step in enumerate(steps)):
-        if begin < end:
-            alone[number] = alone[last] = False
-        if begin + _span(steps[number].target) > end:
-            last, end = number, begin + _span(steps[number].target)
-    return alone
-
-
-def _span(target: Any) -> int:
-    """Bytes from the first element to behind the last."""
-    reach = sum((size - 1) * step for size, step in zip(target.shape, target.stride(), strict=True))
-    return int((reach + 1) * target.element_size()) if target.numel() else 0
+def _add(ready: Ready, run: Run, region: Any) -> None:
+    """Between host and GPU, what is not in one piece would be gathered first, by the processor."""
+    for one in [run] if run.anchor.device == region.device else run.singles():
+        target, source = one.views(region)
+        if one.dense and one.rows.width < SMALL_BYTES:
+            ready.small[0].append(target)
+            ready.small[1].append(source)
+        else:
+            ready.copies.append((target, source))
 
 
 def unblocked_copies(wanted: bool) -> AbstractContextManager[Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,13 +28,20 @@ class RehearsalImpossible(Exception):
 
 @dataclass(frozen=True)
 class Copy:
-    """Into `target`, a part of a parameter, goes the part of tensor `name` that begins `offset` elements in."""
+    """Into `target`, a part of a parameter, goes the part of tensor `name` that begins `offset` elements in.
+    `converts`: that one is of another type."""
 
     target: Any
     name: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    converts: bool = False
+
+    @property
+    def packed(self) -> bool:
+        """The source is in one piece."""
+        return _packed(self.shape, self.stride)
 
     @property
     def keeps_words(self) -> bool:
@@ -41,7 +49,7 @@ class Copy:
         target, itemsize = self.target, self.target.element_size()
         if self.offset * itemsize % WORD or target.data_ptr() % WORD or target.numel() * itemsize % WORD:
             return False
-        if _packed(self.shape, self.stride) and target.is_contiguous():
+        if self.packed and target.is_contiguous():
             return True
         straight = self.stride[-1] == 1 and target.stride()[-1] == 1 and tuple(target.shape) == self.shape
         return straight and self.shape[-1] * itemsize % WORD == 0
@@ -53,6 +61,9 @@ class Fill:
     value: float
 
 
+Step = Copy | Fill
+
+
 @dataclass(frozen=True)
 class Outcome:
     """`problems` forbid loading. `notes`: tensors that the model does not use, types that are converted. `steps` is
@@ -60,10 +71,10 @@ class Outcome:
 
     problems: tuple[str, ...]
     notes: tuple[str, ...]
-    steps: tuple[Copy | Fill, ...] | None
+    steps: tuple[Step, ...] | None
     more: str
 
-    @property
+    @cached_property
     def keeps_words(self) -> bool:
         """The parameters will have the sum of what is loaded, on an engine of one rank."""
         if self.steps is None or self.notes:
@@ -112,7 +123,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         self._converted: set[str] = set()
         self.now = ""
         self.problems: list[str] = []
-        self.steps: list[Copy | Fill] = []
+        self.steps: list[Step] = []
         self.more_than_copies = ""
 
     def sources(self, tensors: Iterable[Tensor]) -> Iterator[tuple[str, Any]]:
@@ -185,9 +196,8 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         if known is None or known[1].dtype != source.dtype or name not in ("copy_", "__setitem__"):
             self._more(f"{name} of a changed source")
             known = ("", None)
-        self.steps.append(
-            Copy(target, known[0], tuple(source.shape), tuple(source.stride()), int(source.storage_offset()))
-        )
+        shape, stride, offset = tuple(source.shape), tuple(source.stride()), int(source.storage_offset())
+        self.steps.append(Copy(target, known[0], shape, stride, offset, source.dtype != target.dtype))
 
     def name_problems(self) -> None:
         """What was found since the last call happened while the tensor of `now` was loaded."""
