@@ -1,5 +1,6 @@
 """python -m bench.gpu.wire: a trainer on GPU 0, an engine with the shipped agent on GPU 1, and weights on the wire
-between them while the engine decodes. Writes wire.json into --out after every step. See docs/gpu-benchmark.md."""
+between them while the engine decodes; then an engine over both. Writes wire.json into --out after every step, and
+logs.tar.xz at the end. See docs/gpu-benchmark.md."""
 
 from __future__ import annotations
 
@@ -7,87 +8,167 @@ import argparse
 import asyncio
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .trainer_process import interpreter, torch_environment
+from .wire_bench import Bench, Engines
 from .wire_faults import agent_killed, receiver_killed, sender_killed
-from .wire_steps import Bench, commits, direct, interpreter, peer_catch_up, torch_environment, transfers
+from .wire_steps import catch_ups, commits, direct, final, many, transfers
 
-STEP_SECONDS = 100.0
 MIB = 1 << 20
 SIZES_MIB = (64, 256, 512, 2048, 4096)
+USUAL_MIB = 512
+START_SECONDS = 240.0
+BARE_SECONDS = 90.0
+STOP_SECONDS = 20.0  # of --seconds, left for ending
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One step. expected: seconds on two H200s with the 8B shape; it gets PATIENCE times as many."""
+
+    part: str
+    name: str
+    engines: Engines
+    expected: float
+    call: Callable[[], Awaitable[Any]]
+
+
+PATIENCE = 3.0
 
 
 class Results:
-    def __init__(self, out: Path) -> None:
+    """seconds: for all of it, after which nothing new is begun."""
+
+    def __init__(self, out: Path, seconds: float) -> None:
         self._file = out / "wire.json"
         self._begin = time.monotonic()
+        self._seconds = seconds - STOP_SECONDS
         self.found: dict[str, Any] = {"arguments": sys.argv[1:]}
         self.failed: list[str] = []
 
-    async def step(self, name: str, call: Callable[[], Awaitable[Any]], seconds: float = STEP_SECONDS) -> bool:
-        """A failure is noted and the next step tried."""
-        print(f"--- {name} (at {time.monotonic() - self._begin:.0f} s)", flush=True)
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self._begin
+
+    async def step(self, name: str, call: Callable[[], Awaitable[Any]], expected: float, seconds: float = 0.0) -> bool:
+        """A failure is noted and the next step tried. seconds: until it is given up, if not the usual ones."""
+        left = self._seconds - self.spent
+        if left < expected:
+            self._fail(name, f"not begun: {left:.0f} s are left and it takes about {expected:.0f}")
+            return False
+        print(f"--- {name} (at {self.spent:.0f} s)", flush=True)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(min(left, seconds or 20.0 + PATIENCE * expected)):
                 self.found[name] = await call()
             print(json.dumps(self.found[name], indent=None), flush=True)
         except Exception:
-            self.failed.append(name)
-            self.found[f"{name}: failed"] = traceback.format_exc()[-3000:]
             traceback.print_exc()
-        self._file.write_text(json.dumps(self.found, indent=1))
+            self._fail(name, traceback.format_exc()[-3000:])
+        self._write()
         return name not in self.failed
+
+    def _fail(self, name: str, why: str) -> None:
+        self.failed.append(name)
+        self.found[f"{name}: failed"] = why
+        print(f"{name}: {why.splitlines()[-1]}", flush=True)
+        self._write()
+
+    def _write(self) -> None:
+        self._file.write_text(json.dumps(self.found | {"seconds": round(self.spent, 1)}, indent=1))
+
+
+def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
+    """All steps, those that everything else rests on first."""
+    sizes = [size * MIB for size in given.sizes] if not given.cpu else [MIB // 4]
+    usual = USUAL_MIB * MIB if not given.cpu else MIB // 4
+    large = sizes[-2:]
+    named = ["PeerCopy", "NCCL"] if not given.cpu else ["Gloo"]
+    one, tp2, repeats = Engines.PAIR if "peer" in given.only else Engines.ONE, Engines.TP2, given.repeats
+    steps = [
+        Planned("first", "first transfers", one, 17, lambda: transfers(bench, ["Auto", *named], [usual], 1)),
+        Planned("auto", "Auto, usual bucket", one, 3.5 * repeats, lambda: transfers(bench, ["Auto"], [usual], repeats)),
+        Planned("commits", "commits", one, 7 * repeats, lambda: commits(bench, usual, repeats)),
+        Planned("peer", "peer catch-up", one, 60, lambda: catch_ups(bench, usual, 2)),
+    ]
+    for transport in named:
+        count = 3 * len(sizes)
+        call = partial(transfers, bench, [transport], sizes, 3)
+        steps.append(Planned("sizes", f"sizes, {transport}", one, 3.5 * count, call))
+    steps.append(Planned("direct", "direct", one, 15, lambda: direct(bench, [usual, sizes[-1]], 2)))
+    for transport in named:
+        steps += [
+            Planned(
+                "kills", f"receiver killed, {transport}", one, 12, partial(receiver_killed, bench, transport, usual)
+            ),
+            Planned("kills", f"sender killed, {transport}", one, 45, partial(sender_killed, bench, transport, usual)),
+            Planned("kills", f"agent killed, {transport}", one, 12, partial(agent_killed, bench, transport, usual)),
+        ]
+    steps.append(Planned("kills", "commit after all", one, 20, lambda: final(bench, usual)))
+    steps += [
+        Planned("tp2", "TP 2: first transfers", tp2, 20, lambda: transfers(bench, ["Auto"], [usual], 2)),
+        Planned("tp2", "TP 2: commits", tp2, 25, lambda: commits(bench, usual, 3)),
+        Planned("tp2", "TP 2: many transfers", tp2, 25, lambda: many(bench, "Auto", usual, 60)),
+        Planned("tp2", "TP 2: large buckets", tp2, 22, lambda: transfers(bench, ["Auto"], large, 3)),
+    ]
+    if not given.cpu:
+        steps += [
+            Planned("tp2", "TP 2: NCCL", tp2, 12, lambda: transfers(bench, ["NCCL"], [usual], 3)),
+            Planned("tp2", "TP 2: many transfers by NCCL", tp2, 25, lambda: many(bench, "NCCL", usual, 60)),
+        ]
+    steps.append(Planned("tp2", "TP 2: commit after all", tp2, 20, lambda: final(bench, usual)))
+    return [step for step in steps if step.part in given.only]
 
 
 async def run(given: argparse.Namespace) -> int:
     given.out.mkdir(parents=True, exist_ok=True)
-    results = Results(given.out)
-    bench = Bench(given.work, given.out, shape=given.shape, cpu=given.cpu, streams=given.streams)
-    sizes = [size * MIB for size in given.sizes] if not given.cpu else [MIB // 4]
-    usual = sizes[len(sizes) // 2]
-    named = ["PeerCopy", "NCCL"] if not given.cpu else ["Gloo"]
-    step = results.step
+    logs = given.work / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    results = Results(given.out, given.seconds)
+    bench = Bench(given.work, logs, shape=given.shape, cpu=given.cpu, streams=given.streams)
     try:
-        if not await step("start", lambda: bench.start(second=not given.no_second, bare=_bare), 300.0):
-            return 1
-        await step("first transfers", lambda: transfers(bench, ["Auto", *named], [usual], 1))
-        await step("Auto, usual bucket", lambda: transfers(bench, ["Auto"], [usual], given.repeats))
-        await step("commits", lambda: commits(bench, usual, given.repeats))
-        if not given.no_second:
-            await step("peer catch-up", lambda: peer_catch_up(bench))
-        for transport in named:
-            await step(transport, partial(transfers, bench, [transport], sizes, 2))
-        await step("direct", lambda: direct(bench, [sizes[-3] if len(sizes) > 2 else usual, sizes[-1]], 2))
-        for transport in named:
-            await step(f"receiver killed, {transport}", partial(receiver_killed, bench, transport, usual))
-        await step("agent killed", lambda: agent_killed(bench, "Auto", usual))
-        # The last one is that in which both sides stand in one collective.
-        await step(f"sender killed, {named[-1]}", partial(sender_killed, bench, named[-1], usual))
-        await step("commit after all", bench.final)
-        if not given.cpu and not given.no_tp2 and await step("TP 2: start", bench.start_tp2, 200.0):
-            await step("TP 2: first transfers", lambda: transfers(bench, ["Auto"], [usual], 1))
-            await step("TP 2: transfers", lambda: transfers(bench, ["Auto"], [usual], 3))
-            await step("TP 2: commits", lambda: commits(bench, usual, 3))
-            await step("TP 2: commit after all", bench.final)
+        await _run(bench, results, planned(bench, given), given.tp2_flags)
     finally:
-        await bench.stop()
-        shutil.rmtree(given.work, ignore_errors=True)
-    print("failed: " + (", ".join(results.failed) or "nothing"))
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await bench.stop()
+        finally:
+            _pack(logs, given.out / "logs.tar.xz")
+            shutil.rmtree(given.work, ignore_errors=True)
+    print(f"failed: {', '.join(results.failed) or 'nothing'} (after {results.spent:.0f} s)")
     return 1 if results.failed else 0
+
+
+async def _run(bench: Bench, results: Results, steps: Sequence[Planned], tp2_flags: str) -> None:
+    """Steps that share engines are one after the other."""
+    first = steps[0].engines
+    if not await results.step("prepare", lambda: bench.prepare(first, _bare), 30.0, START_SECONDS):
+        return
+    for engines in dict.fromkeys(step.engines for step in steps):
+        extra = tp2_flags.split() if engines is Engines.TP2 else []
+        start = partial(bench.start, engines, extra)
+        if not await results.step(f"start, {engines}", start, 60.0, START_SECONDS):
+            continue
+        for step in steps:
+            if step.engines is engines:
+                await results.step(step.name, step.call, step.expected)
 
 
 async def _bare(cpu: bool) -> dict[str, Any]:
     words = [interpreter(cpu), "-m", "bench.gpu.bare", *(["--cpu"] if cpu else [])]
     process = await asyncio.create_subprocess_exec(*words, stdout=subprocess.PIPE, env=torch_environment())
     try:
-        out, _ = await asyncio.wait_for(process.communicate(), 90)
+        out, _ = await asyncio.wait_for(process.communicate(), BARE_SECONDS)
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
         return found
     except (TimeoutError, ValueError, IndexError) as error:
@@ -95,6 +176,15 @@ async def _bare(cpu: bool) -> dict[str, Any]:
             process.kill()
             await process.wait()
         return {"failed": repr(error)}
+
+
+def _pack(folder: Path, archive: Path) -> None:
+    with tarfile.open(archive, "w:xz") as packed:
+        for log in sorted(folder.iterdir()):
+            packed.add(log, log.name)
+
+
+PARTS = ("first", "auto", "commits", "peer", "sizes", "direct", "kills", "tp2")
 
 
 def main() -> int:
@@ -105,10 +195,18 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/sglang-rollout-wire"))
     parser.add_argument("--out", type=Path, default=Path("out/wire"))
-    parser.add_argument("--no-second", action="store_true", help="without the second engine, beside the trainer")
-    parser.add_argument("--no-tp2", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts of the run; all by default")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="for all: what does not fit is left out")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MIB, help="of buckets, MiB")
-    return asyncio.run(run(parser.parse_args()))
+    parser.add_argument("--tp2-flags", default="", help="more of SGLang's for the engine over both GPUs, in one word")
+    return asyncio.run(_ended_by_signals(parser.parse_args()))
+
+
+async def _ended_by_signals(given: argparse.Namespace) -> int:
+    """So that what was started is ended, and logs are kept, when somebody's patience ends."""
+    work = asyncio.ensure_future(run(given))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    return await work
 
 
 if __name__ == "__main__":

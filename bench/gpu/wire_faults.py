@@ -11,7 +11,8 @@ from typing import Any
 from sglang_rollout.protocol.weights import Step
 
 from .pods import intake_of
-from .wire_steps import Bench, settled, transfer
+from .wire_bench import PEER_KEY, Bench, settled
+from .wire_steps import transfer
 
 
 async def receiver_killed(bench: Bench, transport: str, size: int) -> dict[str, Any]:
@@ -49,14 +50,14 @@ async def agent_killed(bench: Bench, transport: str, size: int) -> dict[str, Any
     )
     await bench.trainer.said("sending", label)
     wanted = bench.move(label, Step.PREPARE, transport=transport)
-    await bench.pod.put(bench.pod.desired(move=wanted, peer_key="bench"))
+    await bench.pod.put(bench.pod.desired(move=wanted, peer_key=PEER_KEY))
     await bench.trainer.said("at bucket", middle)
     await bench.pod.kill_agent()
     killed = time.monotonic()
     sent = await bench.trainer.done(label)
     noticed = sent["at"] - killed
     bench.pod.start_agent()
-    await bench.pod.put(bench.pod.desired(peer_key="bench"))
+    await bench.pod.put(bench.pod.desired(peer_key=PEER_KEY))
     await bench.pod.serving()
     back = time.monotonic() - killed
     return {
