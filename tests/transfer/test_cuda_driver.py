@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_rollout.transfer import cuda_driver
-from sglang_rollout.transfer.cuda_driver import CudaDriver, CudaError, gpu_name
+from sglang_rollout.transfer.cuda_driver import CudaDriver, CudaError, gpu_name, ordinal_at
 from sglang_rollout.transfer.regions import DeviceRegion
 from sglang_rollout.transfer.stage_index import Region, device_index, read_index
 
@@ -25,6 +25,7 @@ class PlayedDriver:
         self.calls: list[str] = []
         self.fails: dict[str, int] = {}
         self.memory = ctypes.create_string_buffer(4096)
+        self.before = 0  # bytes of it that were given out
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> int:
@@ -32,7 +33,7 @@ class PlayedDriver:
             if name == "cuDeviceGetUuid_v2":
                 arguments[0]._obj.bytes[:] = UUID
             if name in ("cuMemAlloc_v2", "cuIpcOpenMemHandle_v2"):
-                arguments[0]._obj.value = ctypes.addressof(self.memory)
+                arguments[0]._obj.value = ctypes.addressof(self.memory) + self.before
             if name == "cuMemcpyHtoD_v2":
                 ctypes.memmove(arguments[0].value, arguments[1].value, arguments[2].value)
             if name == "cuGetErrorName":
@@ -115,3 +116,21 @@ def test_the_holder_says_what_it_could_not_reserve(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert run.stderr.startswith(f"no stage of 1 x {1 << 50} bytes on each of GPUs 0: ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_counts_for_the_gpu_for_which_it_was_opened(
+    played: PlayedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_driver, "_mapped", cuda_driver._Mapped())
+    first, second = CudaDriver(0), CudaDriver(1)
+    here = first.allocate(1024)
+    played.before = 1024
+    there = second.open("00" * cuda_driver.HANDLE_BYTES)
+    assert [ordinal_at(address) for address in (here, here + 1023, there, there + 9)] == [0, 0, 1, 1]
+    first.free(here)
+    assert ordinal_at(there) == 1
+    with pytest.raises(CudaError, match="was allocated or opened"):
+        ordinal_at(here)
+    second.close(there)
+    with pytest.raises(CudaError, match="was allocated or opened"):
+        ordinal_at(there)

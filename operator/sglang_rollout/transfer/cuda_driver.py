@@ -3,7 +3,9 @@ and copies into it. Standard library only, so that a process which only holds me
 
 from __future__ import annotations
 
+import bisect
 import ctypes
+import threading
 from typing import Any
 
 HANDLE_BYTES = 64
@@ -39,15 +41,18 @@ class CudaDriver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), device)
         self._context = context
+        self._ordinal = ordinal
         self.gpu = gpu_name(bytes(uuid.bytes))
 
     def allocate(self, size: int) -> int:
         """Address of device memory that can be exported; what torch's allocators give may not be."""
         pointer = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(size))
+        _mapped.add(pointer.value, self._ordinal)
         return pointer.value
 
     def free(self, address: int) -> None:
+        _mapped.remove(address)
         self._call("cuMemFree_v2", ctypes.c_uint64(address))
 
     def export(self, address: int) -> str:
@@ -56,16 +61,19 @@ class CudaDriver:
         return bytes(handle).hex()
 
     def open(self, handle: str) -> int:
-        """Address in this process of what another one exported; the same process cannot open its own."""
+        """Address in this process of what another one exported, from whichever GPU: it is mapped for this driver's. The
+        same process cannot open its own."""
         raw = bytes.fromhex(handle)
         if len(raw) != HANDLE_BYTES:
             raise CudaError(f"an IPC handle has {HANDLE_BYTES} bytes, this one {len(raw)}")
         pointer = ctypes.c_uint64()
         value = _IpcHandle.from_buffer_copy(raw)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(pointer), value, ctypes.c_uint(_LAZY_PEER_ACCESS))
+        _mapped.add(pointer.value, self._ordinal)
         return pointer.value
 
     def close(self, address: int) -> None:
+        _mapped.remove(address)
         self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def copy_in(self, address: int, host: int, size: int) -> None:
@@ -93,6 +101,41 @@ class CudaDriver:
             text = ctypes.c_char_p()
             self._cuda.cuGetErrorName(result, ctypes.byref(text))
             raise CudaError(f"{name}: {(text.value or b'error').decode()} ({result})")
+
+
+class _Mapped:
+    """Where memory begins that this process has allocated or opened, and for which GPU it is mapped."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: list[tuple[int, int]] = []
+
+    def add(self, address: int, ordinal: int) -> None:
+        with self._lock:
+            bisect.insort(self._found, (address, ordinal))
+
+    def remove(self, address: int) -> None:
+        """Once for each time that it was added."""
+        with self._lock:
+            at = bisect.bisect_left(self._found, (address, 0))
+            if at < len(self._found) and self._found[at][0] == address:
+                del self._found[at]
+
+    def ordinal_at(self, address: int) -> int:
+        with self._lock:
+            before = bisect.bisect_right(self._found, address, key=lambda one: one[0])
+            if not before:
+                raise CudaError(f"nothing at {address:#x} was allocated or opened by this process")
+            return self._found[before - 1][1]
+
+
+_mapped = _Mapped()
+
+
+def ordinal_at(address: int) -> int:
+    """The GPU for which memory is mapped that begins at `address` or before: where work on it must run. Raises
+    CudaError."""
+    return _mapped.ordinal_at(address)
 
 
 def gpu_name(raw: bytes) -> str:

@@ -12,22 +12,11 @@ import torch
 from .block_sums import BLOCK, NAME, WORD, digest_of_sums
 from .digests import UnknownDigest
 from .dtypes import DTYPES
+from .gpu_bytes import flat_at
 from .host_checks import Checked
 from .manifest import Bucket, Tensor
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-class _Memory:
-    """For torch.as_tensor: memory that torch did not allocate."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
-
-
-def flat_at(address: int, size: int) -> Any:
-    """Bytes at an address of GPU memory, as they lie there; the caller keeps them mapped."""
-    return torch.as_tensor(_Memory(address, size))
 
 
 def block_sums(flat: Any) -> Any:

@@ -106,10 +106,10 @@ def _driver(folder: Path) -> Any:
     if not any(region.gpu for slot in read_index(folder).slots for region in slot.regions):
         return None
     from .cuda_driver import CudaDriver
-    from .transports.available import ordinal_of
+    from .transports.available import home_of
 
     gpus = {region.gpu for slot in read_index(folder).slots for region in slot.regions if region.gpu}
-    return CudaDriver(ordinal_of(min(gpus)))
+    return CudaDriver(home_of(gpus))
 
 
 async def _serve(folder: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from sglang_rollout.transfer.cuda_driver import CudaDriver
 from sglang_rollout.transfer.dtypes import DTYPES
+from sglang_rollout.transfer.gpu_bytes import flat_at
 from sglang_rollout.transfer.manifest import Manifest, Tensor
 from sglang_rollout.transfer.stage_index import Placement, Region, SlotEntry, StageUnusable
 
@@ -85,7 +86,7 @@ class MappedStage:
         if not region.path:
             if self._device.type != "cuda":
                 raise StageUnusable("the stage is in GPU memory and this model is not on a GPU")
-            return _Mapping(identity, torch.as_tensor(_DeviceBytes(self._cuda().open(region.handle), region.size)))
+            return _Mapping(identity, flat_at(self._cuda().open(region.handle), region.size))
         with (self.folder / region.path).open("r+b") as file:
             # Read-write, since torch takes no read-only memory; nothing here writes.
             flat = torch.frombuffer(mmap.mmap(file.fileno(), region.size), dtype=torch.uint8)
@@ -119,15 +120,3 @@ def placed(regions: Sequence[Region], manifest: Manifest) -> Iterator[tuple[Tens
 def _view(flat: Any, begin: int, tensor: Tensor) -> Any:
     dtype = getattr(torch, DTYPES[tensor.dtype].torch)
     return flat[begin : begin + tensor.size].view(dtype).view(tensor.shape)
-
-
-class _DeviceBytes:
-    """Device memory at an address, for torch.as_tensor."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (size,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }

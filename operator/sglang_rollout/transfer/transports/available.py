@@ -3,6 +3,7 @@ line here."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ..stage_index import StageUnusable, read_index
@@ -30,7 +31,7 @@ def agent_transports(folder: Path) -> list[Transport]:
         gpus = set()
     if not gpus or _current_gpu() is None:
         return [Gloo()]
-    device = ordinal_of(min(gpus))
+    device = home_of(gpus)
     return [PeerCopy(device), Nccl(device), Gloo()]
 
 
@@ -47,8 +48,9 @@ def _current_gpu() -> int | None:
     return torch.cuda.current_device() if torch.cuda.is_available() else None
 
 
-def ordinal_of(gpu: str) -> int:
-    """Of a GPU's UUID among those that this process sees; 0 when it is none of them."""
+def home_of(gpus: Collection[str]) -> int:
+    """The ordinal of the GPU that receives for a stage on these (UUIDs): the first of them that this process sees, 0
+    when it sees none. What lies on others is mapped for it as well, so that one rank of a collective fills all."""
     import torch
 
-    return next((n for n in range(torch.cuda.device_count()) if nccl.gpu_uuid(n) == gpu), 0)
+    return next((n for n in range(torch.cuda.device_count()) if nccl.gpu_uuid(n) in gpus), 0)

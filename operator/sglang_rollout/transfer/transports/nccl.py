@@ -272,7 +272,7 @@ class NcclReceiver:
             self._group.abort()
 
     def receive(self, bucket: Bucket, details: Mapping[str, str], target: Target, seconds: float) -> None:
-        from ..device_checks import flat_at
+        from ..gpu_bytes import flat_at
 
         assert self._group is not None
         if bucket.size:

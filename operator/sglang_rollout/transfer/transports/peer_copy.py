@@ -69,7 +69,7 @@ class PeerCopySender:
         """Raises TransportUnable."""
         import torch
 
-        from ..device_checks import flat_at
+        from ..gpu_bytes import flat_at
 
         self._device = device
         self._taken: dict[int, _Exported] = {}
@@ -90,7 +90,7 @@ class PeerCopySender:
         """There is nothing to gather: each agent opens what it is told."""
 
     def buffer(self, number: int, size: int) -> Any:
-        from ..device_checks import flat_at
+        from ..gpu_bytes import flat_at
 
         idle = _IDLE.setdefault(self._device, [])
         if not any(one.size >= size for one in idle):
@@ -167,7 +167,7 @@ class PeerCopyReceiver:
         """Opens a small buffer and compares it: only what has been seen to work is relied on."""
         import torch
 
-        from ..device_checks import flat_at
+        from ..gpu_bytes import flat_at
 
         try:
             self._driver = CudaDriver(self._device)
@@ -185,7 +185,7 @@ class PeerCopyReceiver:
     def receive(self, bucket: Bucket, details: Mapping[str, str], target: Target, seconds: float) -> None:
         import torch
 
-        from ..device_checks import flat_at
+        from ..gpu_bytes import flat_at
 
         if not bucket.size:
             return
