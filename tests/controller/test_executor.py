@@ -1,5 +1,5 @@
-"""The executor's order: a decision before everything, supporting children before pods, the status last; and what it
-does when calls fail."""
+"""The executor's order: a decision before everything, supporting children before pods, then the status, and deletes
+last; and what it does when calls fail."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sglang_rollout.controller.executor import (
 )
 from sglang_rollout.controller.external_router import ExternalRouters
 from sglang_rollout.controller.kinds import CONFIG_MAP, POD, ROLLOUT, Object
-from sglang_rollout.controller.kube_errors import KubeError, Refused, Unreachable
+from sglang_rollout.controller.kube_errors import Conflict, KubeError, Refused, Unreachable
 from sglang_rollout.controller.links import Dialect, LinkContext, LinkPool
 from sglang_rollout.controller.rollouts import Rollout, Rollouts
 from sglang_rollout.controller.status_writes import STILL_SECONDS
@@ -309,6 +309,29 @@ async def test_only_the_object_that_was_meant_is_deleted(bench: Bench) -> None:
     assert ("pods", "ns", "fleet-e0-0") not in bench.kube.objects
     await bench.execute(fleets.plan(fleets.status("x"), deletes=(order,)))
     assert bench.kube.calls == []
+
+
+@pytest.mark.parametrize("problem", [Unreachable("down"), Conflict("modified")])
+async def test_nothing_is_deleted_that_the_status_does_not_count_yet(bench: Bench, problem: KubeError) -> None:
+    pod = bench.kube.put(POD, {"metadata": {"name": "fleet-e0-0", "namespace": "ns"}})
+    order = DeleteOrder("Pod", "fleet-e0-0", pod["metadata"]["uid"])
+    recreated = fleets.plan(fleets.status("x"), deletes=(order,), events=(NOTE,))
+    bench.kube.fail = lambda verb, plural, _: problem if plural == "sglangrollouts/status" else None
+    with pytest.raises((ExecutionFailed, Overtaken)):
+        await bench.execute(recreated)
+    assert bench.done() == [("apply", "sglangrollouts/status")]
+    bench.kube.fail = lambda *_: None
+    await bench.execute(recreated)
+    assert bench.done() == [("apply", "sglangrollouts/status"), ("delete", "pods")]
+
+
+async def test_what_was_counted_is_done_also_while_engines_stand_still(bench: Bench) -> None:
+    """By another count it would be done only after a back-off, and counted again."""
+    pod = bench.kube.put(POD, {"metadata": {"name": "fleet-e0-0", "namespace": "ns"}})
+    still = fleets.status("x").model_copy(update={"weights": WeightsStatus(phase="Committing")})
+    order = DeleteOrder("Pod", "fleet-e0-0", pod["metadata"]["uid"])
+    await bench.execute(fleets.plan(still, deletes=(order,), events=(NOTE,), decision=True))
+    assert bench.done() == [("apply", "sglangrollouts/status"), ("delete", "pods")]
 
 
 async def test_who_does_not_lead_writes_nothing(bench: Bench) -> None:

@@ -32,6 +32,8 @@ from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, Rou
 from sglang_rollout.protocol.weights import SourceKind, Step, Verify, WeightMove, WeightVersion
 from sglang_rollout.resources import FleetContext
 from sglang_rollout.transitions import routing
+from sglang_rollout.transitions.ahead import order_id
+from sglang_rollout.transitions.engines import view_engines
 from sglang_rollout.transitions.observed import ChildView, Observed, PodView
 from sglang_rollout.transitions.plan import plan
 from sglang_rollout.transitions.planned import ANNOTATION_SPEC_HASH, Plan
@@ -159,6 +161,8 @@ class Simulation:
         self.last: Plan | None = None
         self.before_patch: dict[str, Any] | None = None  # the resource as an operator has it that heard of no patch yet
         self.routed: dict[str, Worker] = {}  # by engine: what the routers were ordered to have last
+        self.doubted: set[str] = set()  # start ids of engines of which nobody can tell whether they are wrong
+        self.written_moves: set[str] = set()  # ids that the status has told
         self.needless: list[str] = []  # engines that left the routers and could have stayed
 
     # --- the user ---
@@ -213,8 +217,6 @@ class Simulation:
         if not orders_only:
             for manifest in step.applies:
                 self._apply(manifest)
-            for order in step.deletes:
-                self._delete(order.kind, order.name, order.uid)
         for uid, desired in step.agents.items():
             if uid in self.pods:
                 self.pods[uid].orders = desired
@@ -222,15 +224,32 @@ class Simulation:
             if uid in self.pods and routers != self.pods[uid].router_orders:
                 self.pods[uid].router_orders = routers
                 self.pods[uid].order += 1
+        self._note_doubted()
+        self._look_for_unwritten(step)
         self._look_for_needless(step)
         if orders_only:
             self.events += [event.reason for event in step.events] if step.decision else []
             return step
         self.rest_done = self.now
-        self.events += [event.reason for event in step.events]
-        if written and not step.decision and (step.events or self._is_due(step)):
+        if not step.decision and self._is_due(step):
+            if not written:
+                return step
             self._write(step)
+        self.events += [event.reason for event in step.events]
+        for order in step.deletes:
+            self._delete(order.kind, order.name, order.uid)
         return step
+
+    def _note_doubted(self) -> None:
+        if any(report.engine.weights_checksum for report in self.delivered_agents.values()):
+            engines = view_engines(self.observe(), self.now)
+            self.doubted |= {engine.start_id for engine in engines if "none is that of most" in engine.unlike}
+
+    def _look_for_unwritten(self, step: Plan) -> None:
+        """What a trainer sends once, by an id that whoever plans next would not know, would have to be sent again."""
+        orders = [order for agent in step.agents.values() for order in (agent.move, agent.prepare) if order]
+        told = {order.id for order in orders if not order.abort and not order.id.startswith("catch-up:")}
+        assert told <= self.written_moves, f"{told - self.written_moves} is told to engines before it is written"
 
     def _look_for_needless(self, step: Plan) -> None:
         """An engine that leaves a router drains for seconds: none may that goes on as it is, or has come through."""
@@ -252,6 +271,11 @@ class Simulation:
 
     def _write(self, step: Plan) -> None:
         self.object = {**self.object, "status": step.status.to_object()}
+        if weights := step.status.weights:
+            opened = weights.transaction
+            ahead = weights.prepared
+            self.written_moves |= {opened.id} if opened else set()
+            self.written_moves |= {order_id(ahead)} if ahead else set()
         self.status_written = self.now
 
     def _are_only_orders_due(self, step: Plan) -> bool:
@@ -261,7 +285,10 @@ class Simulation:
 
     def _is_due(self, step: Plan) -> bool:
         """What changes with every engine is told late, as the executor does: plans are made from what was told."""
-        wait = may_wait(self.rollout.status.to_object(), step.status.to_object())
+        before, after = self.rollout.status.to_object(), step.status.to_object()
+        if before == after:
+            return False
+        wait = 0.0 if step.events else may_wait(before, after)
         return self.now - self.status_written >= timedelta(seconds=wait)
 
     def _apply(self, manifest: Any) -> None:
@@ -340,7 +367,8 @@ class Simulation:
     def _run_engine(self, pod: SimPod) -> None:
         desired = pod.desired
         if pod.engine and desired and desired.restart_engine == pod.engine.start_id:
-            whole = not (pod.engine.mixed or pod.engine.unfit or pod.engine.wrong)
+            doubted = pod.engine.start_id in self.doubted
+            whole = not (pod.engine.mixed or pod.engine.unfit or pod.engine.wrong or doubted)
             assert not (whole and self._is_reachable(pod, pod.engine)), "what can serve ends when no router has it"
             self.kill_engine(pod.uid)
         group = desired.group if desired else None

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sglang_rollout.api import Condition, find_condition
+from sglang_rollout.api import Condition, SGLangRollout, find_condition
 from sglang_rollout.protocol.weights import WeightMove
+from sglang_rollout.transitions.engines import view_engines
 from sglang_rollout.transitions.observed import ChildView
-from sglang_rollout.transitions.plan import plan
+from sglang_rollout.transitions.plan import _coming, plan
 
 from .simulation import SimPod, Simulation
 
@@ -162,9 +163,31 @@ def test_an_engine_whose_checksum_differs_never_serves_it_and_is_told(source: st
         fleet.settle(1)
         assert "mixed" not in fleet.serving().values()
         told.add(fleet.condition("Degraded").message)
-    assert "engine f-e1: the checksum of its weights is" in " ".join(told)
+    assert "engine f-e1: its weights have checksum" in " ".join(told)
     assert fleet.events.count("WeightsDiffer") == 1
     assert fleet.serving() == {"f-e0-0": "2", "f-e1-0": "2", "f-e2-0": "2"}
+    assert fleet.condition("Ready").status == "True"
+
+
+@pytest.mark.parametrize("odd", ["f-e0-0", "f-e1-0"])
+@pytest.mark.parametrize("strategy", ["AllAtOnce", "Rolling"])
+def test_of_two_engines_with_different_checksums_neither_serves_on(strategy: str, odd: str) -> None:
+    """Whichever of the two sums is the greater: nobody can tell which one is right."""
+    fleet = Simulation()
+    fleet.settle()
+    fleet.odd_sums.add(odd)
+    fleet.patch(weights=disk("2", verify="Checksum", updateStrategy={"type": strategy}))
+    before = {pod.name: pod.engine.start_id for pod in fleet.pods.values() if pod.engine}
+    told = set()
+    for _ in range(60):
+        fleet.settle(1)
+        told.add(fleet.condition("Degraded").message)
+    after = {pod.name: pod.engine.start_id for pod in fleet.pods.values() if pod.engine}
+    assert {name for name in after if after[name] != before[name]} == set(before)
+    assert not any(pod.engine.wrong for pod in fleet.pods.values() if pod.engine)
+    assert fleet.events.count("WeightsDiffer") == 2
+    assert "none is that of most" in " ".join(told)
+    assert set(fleet.serving().values()) == {"2"}
     assert fleet.condition("Ready").status == "True"
 
 
@@ -898,6 +921,79 @@ def test_weights_that_somebody_else_moves_are_waited_for_and_gated() -> None:
     assert set(fleet.serving().values()) == {"x1"}
     assert len(fleet.serving()) == 2
     assert fleet.condition("Ready").status == "True"
+
+
+@pytest.mark.parametrize("failing", range(12))
+@pytest.mark.parametrize("slow", [1, 4], ids=["", "slow-router"])
+@pytest.mark.parametrize("moved_by", ["somebody else", "restarts"])
+def test_engines_leave_the_routers_once_in_a_move_and_come_back_once_whichever_write_fails(
+    moved_by: str, slow: int, failing: int
+) -> None:
+    by_restarts = moved_by == "restarts"
+    fleet = Simulation(**({"engine": {"image": "i", "pipelineParallelSize": 2}} if by_restarts else {}))
+    fleet.settle()
+    fleet.patch(weights=disk("2") if by_restarts else {"version": "2", "source": {"type": "External"}})
+    router = next(pod for pod in fleet.pods.values() if pod.engine_index is None)
+    given = [2]
+    for turn in range(30):
+        if by_restarts and turn == slow:
+            fleet.kill_engine(next(uid for uid, pod in fleet.pods.items() if pod.engine_index == 0))
+        fleet.reconcile(status_write_fails=turn == failing)
+        assert router.router_orders is not None
+        given.append(len(router.router_orders.workers))
+        for uid, pod in list(fleet.pods.items()):
+            if pod is router and turn % slow:
+                continue
+            fleet.hear(uid)
+            fleet.run_pod(uid)
+            if pod.engine and not by_restarts:
+                pod.engine.bytes_version = "2"
+            fleet.deliver(uid)
+        fleet.now += timedelta(seconds=1)
+    assert len(fleet.serving()) == 2
+    assert set(fleet.serving().values()) == {"2"}
+    lowest = given.index(0)
+    assert given[: lowest + 1] == sorted(given[: lowest + 1], reverse=True)
+    assert given[lowest:] == sorted(given[lowest:])
+
+
+def test_a_group_starts_again_only_when_that_is_counted() -> None:
+    fleet = Simulation(engine={"image": "i", "nodes": 2, "tensorParallelSize": 2}, replicas=1)
+    fleet.settle()
+    first, second = (pod for pod in fleet.pods.values() if pod.engine_index == 0)
+    fleet.delete_pod(second.uid)
+    for _ in range(3):
+        fleet.reconcile(status_write_fails=True)
+        assert not first.terminating
+    fleet.reconcile()
+    assert first.terminating
+    fleet.settle()
+    assert [engine.restarts for engine in fleet.rollout.status.engines] == [1]
+    assert fleet.condition("Ready").status == "True"
+
+
+def test_an_engine_on_its_way_into_the_routers_is_away_also_when_the_status_is_late() -> None:
+    """Else one more would be taken away to replace its pods."""
+    fleet = Simulation(replicas=3)
+    fleet.settle()
+    fleet.patch(weights=disk("2"))
+    while not (fleet.weights.transaction and fleet.weights.transaction.decision):
+        fleet.reconcile()
+        for uid in list(fleet.pods):
+            fleet.hear(uid)
+            fleet.run_pod(uid)
+            fleet.deliver(uid)
+    late = fleet.object
+    fleet.settle()
+    now = fleet.observe()
+    without = {
+        uid: replace(report, registered=[worker for worker in report.registered if worker.engine != "f-e1"])
+        for uid, report in now.routers.items()
+    }
+    for told, version in ((late, "default"), (fleet.object, "2")):
+        assert told["status"]["weights"]["version"] == version
+        known = replace(now, rollout=SGLangRollout.from_object(told), routers=without)
+        assert _coming(view_engines(known, fleet.now), known) == {1}
 
 
 def test_the_epoch_grows_when_a_pod_comes_or_goes() -> None:

@@ -1,4 +1,5 @@
-"""Carries out a plan and decides nothing: the decision first, then pods and children, then the status and events."""
+"""Carries out a plan and decides nothing: the decision first, then orders and children, the status, and deletes last:
+what is counted in the status must be counted before it is done."""
 
 from __future__ import annotations
 
@@ -95,12 +96,18 @@ class Executor:
                 self._tell_events(rollout, plan)
             return Outcome(soonest(plan.requeue_after, wait))
         errors_before = self.apply_errors(key)
-        failures, look_again = await self._children(key, rollout, plan)
+        failures, look_again = await self._apply_children(key, rollout, plan)
         again = soonest(plan.requeue_after, look_again)
         if self.apply_errors(key) != errors_before:
             again = 0.0  # the status must tell it
+        untold, write_later = "", None
         if not plan.decision:
-            again = soonest(again, await self._status(key, rollout, plan, failures))
+            untold, write_later = await self._status(key, rollout, plan)
+        if untold:
+            failures.append(untold)
+        else:
+            failures += await _gathered(self._delete(key[0], order) for order in plan.deletes)
+        again = soonest(again, write_later)
         self._tell_events(rollout, plan)
         self._rest_done[key] = self.clock()
         if failures:
@@ -144,7 +151,7 @@ class Executor:
 
     # Children
 
-    async def _children(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], float | None]:
+    async def _apply_children(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], float | None]:
         """What failed, and seconds until the children must be looked at again."""
         self._wanted[key] = {child_key(manifest) for manifest in plan.applies}
         due = [manifest for manifest in plan.applies if self.applier.is_due(manifest)]
@@ -154,11 +161,8 @@ class Executor:
         # Pods need their ServiceAccounts and ConfigMaps: a StatefulSet that comes first fails and backs off.
         first = [manifest for manifest in now if manifest["kind"] in supporting]
         rest = [manifest for manifest in now if manifest["kind"] not in supporting]
-        failures = await _gathered(
-            [self._delete(key[0], order) for order in plan.deletes]
-            + [self._apply(manifest, rollout.uid) for manifest in first]
-        )
-        failures += await _gathered([self._apply(manifest, rollout.uid) for manifest in rest])
+        failures = await _gathered(self._apply(manifest, rollout.uid) for manifest in first)
+        failures += await _gathered(self._apply(manifest, rollout.uid) for manifest in rest)
         return failures, 0.0 if later else self.applier.retry_after(self._wanted[key])
 
     async def _apply(self, manifest: Mapping[str, Any], owner_uid: str) -> str:
@@ -187,20 +191,21 @@ class Executor:
 
     # Status
 
-    async def _status(self, key: FleetKey, rollout: Rollout, plan: Plan, failures: list[str]) -> float | None:
-        """Writes the status unless it is equal or can wait; seconds until it must be written then."""
+    async def _status(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[str, float | None]:
+        """Writes the status unless it is equal or can wait: why it could not be written, empty where nothing went
+        wrong, and seconds until it must be written."""
         before, after = rollout.status, plan.status.to_object()
         if before == after:
-            return None
+            return "", None
         age = self.clock() - self._status_written.get(key, float("-inf"))
         wait = 0.0 if plan.events else may_wait(before, after) - age
         if wait > 0:
-            return wait
+            return "", wait
         try:
             await self._write_status(key, rollout, after)
         except KubeError as error:
-            failures.append(str(error))
-        return None
+            return str(error), None
+        return "", None
 
     async def _write_status(self, key: FleetKey, rollout: Rollout, status: Object) -> None:
         """With the resourceVersion that the plan was made from, decision or not: a whole status written by an

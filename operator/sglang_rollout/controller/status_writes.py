@@ -23,7 +23,9 @@ def only_orders_count(told: str, plan: Plan) -> bool:
     looked at rarely then, for thousands of them would be compared at every step. told: the weights' phase in status."""
     if plan.phase not in BARRIERS:
         return False
-    return plan.decision or (told in BARRIERS and not plan.has_news)
+    if plan.decision:
+        return not plan.deletes  # those are counted in what was written with it
+    return told in BARRIERS and not plan.has_news
 
 
 def may_wait(before: Object, after: Object) -> float:

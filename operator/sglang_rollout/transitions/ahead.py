@@ -31,7 +31,7 @@ def staged_ahead(
     # What a trainer sent once is not sent again by that label.
     if wanted is None or wanted.version == status.version or wanted.version in served:
         return replace(plan, status=status.model_copy(update={"prepared": None}))
-    prepared = status.prepared
+    prepared = known = status.prepared
     if prepared is None or not is_prepared_from(prepared, wanted):
         prepared = PreparedStatus(
             version=wanted.version, path=_path(wanted), source=transfer_of(wanted.source), generation=generation
@@ -50,7 +50,10 @@ def staged_ahead(
     if prepared.failed_at:
         return _with(plan, prepared, {}, RETRY_SECONDS)
     orders = _orders(spec, wanted, prepared, keepers, plan)
-    return _with(plan, prepared, {engine.index: orders.order(engine, Step.PREPARE) for engine in healthy}, None)
+    ordered = _with(plan, prepared, {engine.index: orders.order(engine, Step.PREPARE) for engine in healthy}, None)
+    # Its id is written before any engine is told: a trainer sends once, and who plans next must go on with it.
+    is_new = known is None or order_id(known) != order_id(prepared)
+    return replace(ordered, decision=plan.decision or is_new)
 
 
 def is_prepared_from(prepared: PreparedStatus, wanted: PreparedWeights) -> bool:
@@ -72,7 +75,7 @@ def _with(
 
 def _judged(prepared: PreparedStatus, engines: Collection[EngineView], now: datetime) -> PreparedStatus:
     """With what the reports say. It has failed when an engine refuses it, or when none has it and none goes on."""
-    name = _order_id(prepared)
+    name = order_id(prepared)
     reports = {engine.index: _reports(engine, name) for engine in engines}
     done = [index for index, moves in reports.items() if moves and all(m.reached >= Step.PREPARE for m in moves)]
     roots = sorted({prepared.root} - {""} | {move.root for index in done for move in reports[index] if move.root})
@@ -109,7 +112,7 @@ def _orders(
     spec: Spec, wanted: PreparedWeights, prepared: PreparedStatus, keepers: Keepers, plan: WeightsPlan
 ) -> MoveOrders:
     as_transaction = WeightTransaction(
-        id=_order_id(prepared),
+        id=order_id(prepared),
         version=wanted.version,
         path=prepared.path,
         source=prepared.source,
@@ -120,6 +123,6 @@ def _orders(
     return MoveOrders(spec, as_transaction, keepers)
 
 
-def _order_id(prepared: PreparedStatus) -> str:
+def order_id(prepared: PreparedStatus) -> str:
     """Used once: an agent may have missed the orders between two of one label."""
     return f"ahead.g{prepared.generation}.{prepared.attempt}:{prepared.version}"[:128]

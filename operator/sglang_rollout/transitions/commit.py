@@ -196,7 +196,8 @@ class Commit:
         left = seconds_left(self.transaction.decided_at, self.spec.weights.timeout_seconds, self.now)
         # In step: no router has one of the old ones, nor one that is not heard or not wanted any more.
         if not behind if rolling else self.routers_in_step and (not behind or left <= 0):
-            return self._committed()._done(sum(1 for engine in wanted if not self._is_old(engine)))
+            done = self._committed()._done(sum(1 for engine in wanted if not self._is_old(engine)))
+            return replace(done, decision=not rolling)  # as after the barriers
         chosen = behind[: self._free_turns(wanted)] if rolling else behind
         return WeightsPlan(
             status=self._status("Committing", committed=len(wanted) - len(behind)),

@@ -228,13 +228,10 @@ def view_engines(observed: Observed, now: datetime) -> tuple[EngineView, ...]:
 
 def _unlike(observed: Observed) -> dict[str, str]:
     """By UID of rank 0's pod: that its engine's checksum is not that of most. Only engines that were asked to verify
-    their weights so have one."""
+    their weights have one."""
     reports = {uid: report.engine for uid, report in observed.agents.items() if report.engine.weights_checksum}
     sums = {uid: ((one.weight_version, one.weights_sharding), one.weights_checksum) for uid, one in reports.items()}
-    return {
-        uid: f"the checksum of its weights is {own}, most engines have {most}"
-        for uid, (own, most) in unlike(sums).items()
-    }
+    return {uid: f"its weights have {why}" for uid, why in unlike(sums).items()}
 
 
 def _view(

@@ -196,17 +196,19 @@ def _listed_names(observed: Observed) -> frozenset[str]:
 
 def _coming(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
     """Engines that could serve and are on their way into the routers."""
-    spec, weights_status = observed.rollout.spec, observed.rollout.status.weights
-    if weights_status is None or memory.wanted_released(spec):
+    spec, told = observed.rollout.spec, observed.rollout.status.weights
+    if told is None or memory.wanted_released(spec):
         return frozenset()
     registered = _registered(engines, observed)
+    # The status may be late: what was decided is served before it tells so.
+    decided = told.transaction.version if told.transaction and told.transaction.decision == "Commit" else told.version
     return frozenset(
         engine.index
         for engine in engines
         if engine.wanted
         and engine.healthy
         and not (engine.released or engine.void)
-        and engine.version == weights_status.version
+        and (engine.version == decided or is_allowed(told, engine.version, spec.staleness.max_version_lag))
         and engine.index not in registered
     )
 

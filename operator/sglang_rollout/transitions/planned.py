@@ -53,7 +53,7 @@ class Plan:
 
     left_out: engines that no router is to have, by name, with the reason.
 
-    decision: the status holds a decision that must not be lost or overtaken: it is written first, with the
+    decision: the status holds what must not be lost or overtaken by what follows from it: it is written first, with the
     resourceVersion that it was planned from, and nothing else is done when that fails.
     requeue_after: seconds until the clock alone can change the plan.
     work_out_rest: engines may stand still until they have their orders, so the rest is worked out when it is first

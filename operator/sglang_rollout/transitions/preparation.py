@@ -71,7 +71,8 @@ class Preparation:
         if reason := _relabelled(self.weights, self.target):
             return self._fail(transaction, reason)
         text = f"preparing version {self.target.version}{_origin(transaction)}"
-        return replace(self._preparing(transaction, "Staging"), events=(EventNote("Normal", "WeightsStaging", text),))
+        note = EventNote("Normal", "WeightsStaging", text)
+        return replace(self._opened(transaction, "Staging"), events=(note,))
 
     def _try_again(self, failed: WeightTransaction, failed_at: str) -> WeightsPlan:
         wait = seconds_left(failed_at, RETRY_SECONDS, self.now)
@@ -82,7 +83,11 @@ class Preparation:
             return replace(self._failed(self.weights), wake=None)
         # The reason of the last failure stays in sight while it is tried again.
         again = self._transaction(_attempt(failed) + 1).model_copy(update={"message": failed.message})
-        return self._preparing(again, "Failed")
+        return self._opened(again, "Failed")
+
+    def _opened(self, transaction: WeightTransaction, phase: str) -> WeightsPlan:
+        """Its id is written before any engine is told: a trainer sends once, and who plans next must go on with it."""
+        return replace(self._preparing(transaction, phase), decision=True)
 
     def _judge(self, transaction: WeightTransaction) -> WeightsPlan:
         """What the reports of the preparing engines add up to."""

@@ -122,6 +122,6 @@ def _differences(name: str, report: OperationReport) -> str:
 
 
 def _unlike_checksums(reports: Mapping[str, OperationReport]) -> dict[str, str]:
-    """Engines whose sum differs from that of most engines of the same sharding, with a sentence for each."""
+    """Engines whose sum is not that of most engines of the same sharding, with a sentence for each."""
     sums = {name: (report.sharding, report.checksum) for name, report in reports.items()}
-    return {name: f"{name}: checksum {own}, most have {most}" for name, (own, most) in unlike(sums).items()}
+    return {name: f"{name}: {why}" for name, why in unlike(sums).items()}

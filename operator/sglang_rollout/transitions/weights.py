@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime
 
 from ..api import Spec, WeightsStatus
@@ -87,7 +88,8 @@ def _moved_by_others(
     up = [engine for engine in members if engine.movable]
     there = frozenset(engine.index for engine in up if engine.version == target.version)
     if up and len(there) == len(up) and routers_in_step:
-        return settle(members, keepers, spec, weights.with_committed(target.version, "", now), "Idle", now)
+        done = settle(members, keepers, spec, weights.with_committed(target.version, "", now), "Idle", now)
+        return replace(done, decision=True)  # written before the routers have others than now: it is not told by those
     others = [engine for engine in members if engine.index not in there]
     return settle(others, keepers, spec, weights, "Staging", now)
 
