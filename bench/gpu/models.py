@@ -12,6 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sglang_rollout.transfer.manifest import Tensor
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -82,21 +84,28 @@ class Values:
         generator = torch.Generator(device).manual_seed(seed)
         pool = torch.empty(min(POOL_BYTES, size) // 2, dtype=torch.bfloat16, device=device)
         pool.normal_(0, 0.02, generator=generator)
-        self._pool = memoryview(pool.cpu().view(torch.uint8).numpy())
+        self.pool = memoryview(pool.cpu().view(torch.uint8).numpy())
 
-    def pieces(self, tensor: Tensor) -> Iterator[memoryview]:
-        at = zlib.crc32(tensor.name.encode()) * 2 % len(self._pool)
+    def spans(self, tensor: Tensor) -> Iterator[slice]:
+        """Parts of the pool, which follow each other in the tensor."""
+        at = zlib.crc32(tensor.name.encode()) * 2 % len(self.pool)
         left = tensor.size
         while left:
-            piece = self._pool[at : at + left]
-            yield piece
-            left -= len(piece)
+            end = min(at + left, len(self.pool))
+            yield slice(at, end)
+            left -= end - at
             at = 0
 
+    def pieces(self, tensor: Tensor) -> Iterator[memoryview]:
+        for span in self.spans(tensor):
+            yield self.pool[span]
+
     def write_into(self, view: memoryview, tensor: Tensor) -> None:
+        """By NumPy, which lets other threads run meanwhile."""
+        into = np.frombuffer(view, np.uint8)
         at = 0
         for piece in self.pieces(tensor):
-            view[at : at + len(piece)] = piece
+            into[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
             at += len(piece)
 
 

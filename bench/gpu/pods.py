@@ -91,10 +91,10 @@ class GpuPod(LocalPod):
 
 
 def intake_of(stage_folder: Path) -> int:
-    """The process that receives for the agent of this stage; 0: none."""
+    """The process that receives for the agent of this stage. Raises LookupError."""
     found = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, timeout=10, check=True).stdout
     for line in found.splitlines():
         number, _, words = line.strip().partition(" ")
         if "sglang_rollout.transfer.intake_child" in words and str(stage_folder) in words:
             return int(number)
-    return 0
+    raise LookupError(f"nothing receives for {stage_folder}: transfer something before")

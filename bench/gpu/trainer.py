@@ -103,10 +103,11 @@ class Trainer:
 
 
 def _made(shape: str, values: Values, device: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Put together where they stay, which takes seconds less for many gigabytes."""
+    pool = torch.frombuffer(values.pool, dtype=torch.uint8).to(device)
     for tensor in tensors(shape):
-        flat = torch.empty(tensor.size, dtype=torch.uint8)
-        values.write_into(memoryview(flat.numpy()), tensor)
-        yield tensor.name, flat.to(device).view(torch.bfloat16).view(tensor.shape)
+        flat = torch.cat([pool[span] for span in values.spans(tensor)])
+        yield tensor.name, flat.view(torch.bfloat16).view(tensor.shape)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,13 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
             Planned("tp2", "TP 2: many transfers by NCCL", tp2, 25, lambda: many(bench, "NCCL", usual, 60)),
         ]
     steps.append(Planned("tp2", "TP 2: commit after all", tp2, 20, lambda: final(bench, usual)))
-    return [step for step in steps if step.part in given.only]
+    chosen = [step for step in steps if step.part in given.only]
+    # What only happens once: processes are started, memory is opened, communicators are made.
+    return [step for step in steps if step in chosen or (step.part == "first" and step.engines in _engines(chosen))]
+
+
+def _engines(steps: Sequence[Planned]) -> set[Engines]:
+    return {step.engines for step in steps}
 
 
 async def run(given: argparse.Namespace) -> int:

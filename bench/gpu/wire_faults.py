@@ -18,6 +18,7 @@ from .wire_steps import transfer
 async def receiver_killed(bench: Bench, transport: str, size: int) -> dict[str, Any]:
     """The process that receives for the agent."""
     assert bench.trainer is not None
+    receiver = await asyncio.to_thread(intake_of, bench.pod.stage_folder)  # which takes longer than half a transfer
     label, middle = bench.label(), _middle(bench, size)
     bench.trainer.order(
         mode="staged", version=label, of=bench.other(), transport=transport, bucket_bytes=size, tell_at=middle
@@ -26,7 +27,6 @@ async def receiver_killed(bench: Bench, transport: str, size: int) -> dict[str, 
     wanted = bench.move(label, Step.PREPARE, transport=transport)
     moving = asyncio.create_task(bench.make(wanted))
     await bench.trainer.said("at bucket", middle)
-    receiver = intake_of(bench.pod.stage_folder)
     os.kill(receiver, signal.SIGKILL)
     killed = time.monotonic()
     report = await moving
