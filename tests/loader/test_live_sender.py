@@ -149,6 +149,23 @@ async def test_a_conversation_from_hello_to_sealed(trainer: Trainer) -> None:
     assert trainer.sender.deliveries["pod-0"].reason == ""
 
 
+async def test_the_first_bucket_is_made_before_it_is_asked_for(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    asked = threading.Event()
+
+    def flat(weights: LiveWeights, number: int) -> torch.Tensor:
+        made.append(number)
+        asked.set()
+        return torch.zeros(1, dtype=torch.uint8)
+
+    monkeypatch.setattr(LiveWeights, "flat", flat)
+    await trainer.hello()
+    assert await asyncio.to_thread(asked.wait, 5.0)
+    assert made == [0]
+
+
 async def test_what_is_handed_over_is_kept_until_it_was_taken() -> None:
     trainer = await Trainer("colocated").open()
     link = await trainer.hello(mode="colocated")

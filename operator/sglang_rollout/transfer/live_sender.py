@@ -143,6 +143,7 @@ class _Conversation:
             details["nonfinite"] = bad
         await link.send(Welcome(giving.transport, giving.group, 1, 1 + hello.ranks, manifest.algorithm, details))
         await link.send(Contents(manifest.to_json().decode()))
+        self._look_ahead(0)
         while True:
             said: Message = await self._link.receive(self._left())
             match said:
@@ -173,7 +174,8 @@ class _Conversation:
                     raise SessionError(f"{hello.receiver} said {said.kind} out of turn")
 
     def _look_ahead(self, number: int) -> None:
-        """The next bucket is made while this one travels; what goes wrong with it is told when it is asked for."""
+        """The first bucket is made while the engine still runs, the next while one travels; what goes wrong with it is
+        told when it is asked for."""
         if number < len(self._sending.weights.manifest.buckets):
             making = asyncio.ensure_future(asyncio.to_thread(self._sending.weights.flat, number))
             making.add_done_callback(lambda done: done.cancelled() or done.exception())
