@@ -14,7 +14,7 @@ from sglang_rollout.agent.stage_room import PAGE, StageRoom, room_for
 from sglang_rollout.protocol import pod
 from sglang_rollout.transfer.digests import BLAKE2B
 from sglang_rollout.transfer.manifest import Bucket, Manifest, Tensor, bucket_of, plan_buckets
-from sglang_rollout.transfer.stage_index import ENV_FOLDER, slot_bytes
+from sglang_rollout.transfer.stage_index import ENV_FOLDER, read_running, slot_bytes
 
 TENSORS = [Tensor(f"t{n}", "BF16", (n + 1, 3)) for n in range(40)]
 EMBEDDINGS = Tensor("model.embed_tokens.weight", "BF16", (1 << 20, 2))
@@ -40,6 +40,16 @@ def fill(room: StageRoom, slot: str, version: str, value: int) -> str:
 def test_a_slot_takes_any_division_into_buckets(bucket_bytes: int) -> None:
     buckets = tuple(Bucket(bucket.tensors, "0") for bucket in plan_buckets(TENSORS, bucket_bytes))
     assert slot_bytes(Manifest(buckets, BLAKE2B)) <= room_for(Checkpoint(TENSORS))
+
+
+def test_the_loader_is_told_what_the_engine_starts_from(room: StageRoom) -> None:
+    told = read_running(room.folder)
+    assert told is not None
+    assert sorted(told.tensors.values(), key=str) == sorted(TENSORS, key=str)
+    room.reserve(Checkpoint([EMBEDDINGS]))
+    again = read_running(room.folder)
+    assert again is not None
+    assert list(again.tensors) == [EMBEDDINGS.name]
 
 
 def test_a_tied_output_layer_may_come_besides() -> None:

@@ -97,7 +97,7 @@ def test_the_experts_of_a_layer_are_two_copies(stage: Stage) -> None:
     plans = state.models[id(model)]
     assert state.stage is not None
     manifest = StagedManifest(slot, lambda held: read_manifest(stage.folder, held))
-    plan, made = plans.plan(manifest)
+    plan, made = plans.plan(manifest.layout, lambda: manifest.whole.tensors.values())
     ready = plans.make_ready(plan, state.stage, slot, manifest)
     assert not made
     assert sorted(tuple(target.shape) for target, _ in ready.copies) == [(8, 6), (8, 6), (8, 12), (8, 12)]

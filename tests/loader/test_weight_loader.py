@@ -18,7 +18,7 @@ from sglang_rollout.transfer.hook_call import Action, HookCall
 from sglang_rollout.transfer.hook_report import HookReport, read_reports
 from sglang_rollout.transfer.manifest import Manifest, Tensor, plan_buckets
 from sglang_rollout.transfer.stage import Stage, reserve_host
-from sglang_rollout.transfer.stage_index import ENV_FOLDER
+from sglang_rollout.transfer.stage_index import ENV_FOLDER, write_running
 from tests.transfer.weights import finite_bytes
 
 from .models import (
@@ -106,6 +106,27 @@ def test_a_layout_is_rehearsed_once(stage: Stage) -> None:
     assert "rehearse" in called(model, Action.REGISTER, state=state).seconds
     assert "rehearse" not in called(model, Action.CHECK, one.root, state).seconds
     assert "rehearse" not in called(model, Action.CHECK, two.root, state).seconds
+
+
+def test_what_the_engine_runs_is_tried_before_anything_is_staged(stage: Stage) -> None:
+    model, state = FusedModel(), LoaderState()
+    write_running(stage.folder, reversed(SHAPES.values()))
+    before = contents(model)
+    layouts = called(model, Action.REGISTER, state=state).layouts
+    assert same(contents(model), before)
+    one = staged(stage, "v1", seed=1)
+    assert layouts == (one.layout,)
+    report = called(model, Action.APPLY, one.root, state)
+    assert "rehearse" not in report.seconds
+    assert report.compared == "equal"
+
+
+def test_another_model_than_the_engine_s_is_registered_all_the_same(stage: Stage) -> None:
+    """A draft model has other tensors."""
+    write_running(stage.folder, altered(k=None).values())
+    report = called(FusedModel(), Action.REGISTER)
+    assert report.good
+    assert report.layouts == ()
 
 
 def altered(**changes: Tensor | None) -> dict[str, Tensor]:

@@ -87,7 +87,8 @@ class MoveSteps:
             await engine.end_weight_update()
             if verdict.problem and (verdict.heard or self._settings.nodes == 1):
                 problem = f"the engine's weight loader cannot use the stage: {verdict.problem}"
-            self._known = (facts.start_id, verdict.layouts)
+            if self._settings.nodes == 1:  # what ranks of other pods can take is not known
+                self._known = (facts.start_id, verdict.layouts)
         except EngineError as error:
             log.warning("register the stage: %s", error)
             if self._register_tries < REGISTER_TRIES:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sglang_rollout.protocol.report import StagedWeights, StageReport
 from sglang_rollout.transfer.cuda_driver import CudaDriver, CudaError
-from sglang_rollout.transfer.manifest import Tensor
+from sglang_rollout.transfer.manifest import ManifestRefused, Tensor
 from sglang_rollout.transfer.stage import Stage, reserve_host
 from sglang_rollout.transfer.stage_index import (
     ALIGNMENT,
@@ -21,6 +21,7 @@ from sglang_rollout.transfer.stage_index import (
     StageUnusable,
     read_index,
     read_manifest,
+    write_running,
 )
 
 from .checkpoint import TIED_NAME, Checkpoint
@@ -83,8 +84,9 @@ class StageRoom:
                 if self.stage is not None:
                     self.stage.close()
                 self.stage = reserve_host(self.folder, size, self._settings.versions)
+            write_running(self.folder, checkpoint.tensors)
             self.problem = ""
-        except (StageUnusable, CudaError, OSError) as error:
+        except (StageUnusable, CudaError, ManifestRefused, OSError) as error:
             self.stage, self.problem = None, str(error)
             log.error("nothing can be staged: %s", error)
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .manifest import Bucket, Manifest, ManifestRefused, root_of
+from .manifest import Bucket, Manifest, ManifestRefused, Tensor, bucket_of, root_of
 
 FORMAT = 1
 SLOT_NAMES = ("a", "b")
 INDEX = "index.json"
+RUNNING = "running.json"
 ALIGNMENT = 512  # of a bucket in its region: what device copies like best, and any element type's need
 DEFAULT_FOLDER = "/dev/shm/sglang-rollout"  # noqa: S108 - shared memory of the pod
 ENV_FOLDER = "SGLANG_ROLLOUT_STAGE_DIR"
@@ -127,6 +128,22 @@ def read_manifest(folder: Path, slot: SlotEntry) -> Manifest:
         return Manifest.from_json(data)
     except (OSError, ManifestRefused) as error:
         raise StageUnusable(f"the manifest of slot {slot.name} cannot be read: {error}") from error
+
+
+def write_running(folder: Path, tensors: Iterable[Tensor]) -> None:
+    """What the engine of this pod starts from, so that its loader can try such weights before any are staged. Raises
+    ManifestRefused."""
+    write_whole(folder / RUNNING, Manifest((bucket_of(list(tensors)),), "").to_json())
+
+
+def read_running(folder: Path) -> Manifest | None:
+    """None when nobody has said it. Raises StageUnusable."""
+    try:
+        return Manifest.from_json((folder / RUNNING).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ManifestRefused) as error:
+        raise StageUnusable(f"{folder / RUNNING} cannot be read: {error}") from error
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -23,6 +23,7 @@ from sglang_rollout.transfer.stage_index import (
     StageUnusable,
     read_index,
     read_manifest,
+    read_running,
 )
 
 from .mapped import MappedStage
@@ -102,6 +103,9 @@ class Work:
         index = read_index(self._folder)
         for slot in index.slots:
             self._map(slot)
+        if (running := read_running(self._folder)) is not None:
+            with self._timed("rehearse"):  # what was wrong with it will be said of weights that are staged
+                self._plans().plan(running.layout, lambda: running.tensors.values())
         for held in index.slots:
             if held.sealed is not None:
                 manifest = StagedManifest(held, self._manifest)
@@ -172,7 +176,7 @@ class Work:
     def _plan(self, manifest: StagedManifest) -> LoadPlan:
         """Tries loading without writing, once for each layout. Raises LoadRefused."""
         begin = time.perf_counter()
-        plan, made = self._plans().plan(manifest)
+        plan, made = self._plans().plan(manifest.layout, lambda: manifest.whole.tensors.values())
         if made:
             self.seconds["rehearse"] = round(time.perf_counter() - begin, 6)
         if plan.outcome is not None and plan.outcome.problems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -105,18 +105,18 @@ class ModelPlans:
         """Those that the model is known to take."""
         return tuple(layout for layout, plan in self._plans.items() if plan.outcome is not None)
 
-    def plan(self, manifest: StagedManifest) -> tuple[LoadPlan, bool]:
+    def plan(self, layout: str, tensors: Callable[[], Iterable[Tensor]]) -> tuple[LoadPlan, bool]:
         """And whether it was made now. Its outcome may hold problems."""
-        known = self._plans.get(manifest.layout)
+        known = self._plans.get(layout)
         if known is not None:
             return known, False
         try:
-            plan = LoadPlan(rehearse(self.model, manifest.whole.tensors.values()))
+            plan = LoadPlan(rehearse(self.model, tensors()))
         except RehearsalImpossible as reason:
             plan = LoadPlan(None, str(reason))
         plan.find_out()
         if plan.outcome is None or not plan.outcome.problems:
-            self._plans[manifest.layout] = plan
+            self._plans[layout] = plan
         return plan, True
 
     def make_ready(self, plan: LoadPlan, stage: MappedStage, slot: SlotEntry, manifest: StagedManifest) -> Ready:
