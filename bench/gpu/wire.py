@@ -28,6 +28,7 @@ from .wire_steps import catch_ups, commits, direct, final, many, transfers
 MIB = 1 << 20
 SIZES_MIB = (64, 256, 512, 2048, 4096)
 USUAL_MIB = 512
+CPU_BUCKET_BYTES = 32 << 10  # of the tiny shape: many, so that there is a middle
 START_SECONDS = 240.0
 BARE_SECONDS = 90.0
 STOP_SECONDS = 20.0  # of --seconds, left for ending
@@ -90,8 +91,8 @@ class Results:
 
 def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
     """All steps, those that everything else rests on first."""
-    sizes = [size * MIB for size in given.sizes] if not given.cpu else [MIB // 4]
-    usual = USUAL_MIB * MIB if not given.cpu else MIB // 4
+    sizes = [size * MIB for size in given.sizes] if not given.cpu else [CPU_BUCKET_BYTES]
+    usual = USUAL_MIB * MIB if not given.cpu else CPU_BUCKET_BYTES
     large = sizes[-2:]
     named = ["PeerCopy", "NCCL"] if not given.cpu else ["Gloo"]
     one, tp2, repeats = Engines.PAIR if "peer" in given.only else Engines.ONE, Engines.TP2, given.repeats

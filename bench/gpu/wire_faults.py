@@ -14,16 +14,14 @@ from .pods import intake_of
 from .wire_bench import PEER_KEY, Bench, settled
 from .wire_steps import transfer
 
+GIVEN_UP_SECONDS = 30.0  # by a sender whose agent has gone
+
 
 async def receiver_killed(bench: Bench, transport: str, size: int) -> dict[str, Any]:
     """The process that receives for the agent."""
     assert bench.trainer is not None
     receiver = await asyncio.to_thread(intake_of, bench.pod.stage_folder)  # which takes longer than half a transfer
-    label, middle = bench.label(), _middle(bench, size)
-    bench.trainer.order(
-        mode="staged", version=label, of=bench.other(), transport=transport, bucket_bytes=size, tell_at=middle
-    )
-    await bench.trainer.said("sending", label)
+    label, middle = await _begin(bench, transport, size, "tell_at")
     wanted = bench.move(label, Step.PREPARE, transport=transport)
     moving = asyncio.create_task(bench.make(wanted))
     await bench.trainer.said("at bucket", middle)
@@ -44,25 +42,20 @@ async def receiver_killed(bench: Bench, transport: str, size: int) -> dict[str, 
 
 async def agent_killed(bench: Bench, transport: str, size: int) -> dict[str, Any]:
     assert bench.trainer is not None
-    label, middle = bench.label(), _middle(bench, size)
-    bench.trainer.order(
-        mode="staged", version=label, of=bench.other(), transport=transport, bucket_bytes=size, tell_at=middle
-    )
-    await bench.trainer.said("sending", label)
+    label, middle = await _begin(bench, transport, size, "tell_at")
     wanted = bench.move(label, Step.PREPARE, transport=transport)
     await bench.pod.put(bench.pod.desired(move=wanted, peer_key=PEER_KEY))
     await bench.trainer.said("at bucket", middle)
     await bench.pod.kill_agent()
     killed = time.monotonic()
-    sent = await bench.trainer.done(label)
-    noticed = sent["at"] - killed
     bench.pod.start_agent()
+    sent = await bench.trainer.done(label)
     await bench.pod.put(bench.pod.desired(peer_key=PEER_KEY))
     await bench.pod.serving()
     back = time.monotonic() - killed
     return {
         "the sender says": sent.get("error") or sent.get("lost"),
-        "noticed by the sender, s": round(noticed, 3),
+        "noticed by the sender, s": round(sent["at"] - killed, 3),
         "a new agent reports, s": round(back, 2),
         **await _recovered(bench, transport, size, killed),
     }
@@ -71,16 +64,7 @@ async def agent_killed(bench: Bench, transport: str, size: int) -> dict[str, Any
 async def sender_killed(bench: Bench, transport: str, size: int) -> dict[str, Any]:
     """The trainer itself. It starts again, which takes most of the time until the next transfer."""
     assert bench.trainer is not None
-    label = bench.label()
-    bench.trainer.order(
-        mode="staged",
-        version=label,
-        of=bench.other(),
-        transport=transport,
-        bucket_bytes=size,
-        die_at=_middle(bench, size),
-    )
-    await bench.trainer.said("sending", label)
+    label, _ = await _begin(bench, transport, size, "die_at")
     wanted = bench.move(label, Step.PREPARE, transport=transport)
     moving = asyncio.create_task(bench.make(wanted))
     await bench.trainer.said("ended")
@@ -97,10 +81,16 @@ async def sender_killed(bench: Bench, transport: str, size: int) -> dict[str, An
     }
 
 
+async def _begin(bench: Bench, transport: str, size: int, what: str) -> tuple[str, int]:
+    """Orders a sending that does `what` at its middle bucket. Its label, and that bucket's number."""
+    assert bench.trainer is not None
+    label, middle = bench.label(), max(1, bench.size // size // 2)
+    order = {"mode": "staged", "version": label, "of": bench.other(), "transport": transport, "bucket_bytes": size}
+    bench.trainer.order(**order, **{what: middle}, timeout=GIVEN_UP_SECONDS)
+    await bench.trainer.said("sending", label)
+    return label, middle
+
+
 async def _recovered(bench: Bench, transport: str, size: int, killed: float) -> dict[str, Any]:
     row = await transfer(bench, transport, size)
     return {"the next transfer": row, "staged again after the kill, s": round(time.monotonic() - killed, 2)}
-
-
-def _middle(bench: Bench, size: int) -> int:
-    return max(1, bench.size // size // 2)
