@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -62,6 +63,7 @@ class Results:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the engine must not be left behind
     settings = read_settings()
     make_folders(settings)
     results = Results(settings.out)
@@ -123,11 +125,12 @@ def _idle(settings: Settings, results: Results, commits: Commits, holder: Holder
     if not settings.cpu:
         step("memory by process", processes)
     step("wrong digest", lambda: wrong_digest(commits))
+    if not settings.cpu and not settings.lean:
+        step("weights_checker", lambda: compare_every_path(commits, own=True))
+    if not settings.cpu:
+        step("release and resume", lambda: release_and_resume(commits, VERSIONS[0]))
     if settings.lean:
         return
-    if not settings.cpu:
-        step("weights_checker", lambda: compare_every_path(commits, own=True))
-        step("release and resume", lambda: release_and_resume(commits, VERSIONS[0]))
     step("damaged stage", lambda: damaged_stage(commits))
     step("engine killed in mid-load", lambda: engine_killed(commits, 0.0 if settings.cpu else 0.12))
     if holder is not None:
