@@ -30,7 +30,8 @@ from .pods import GpuPod
 from .streams import BEFORE, LEAD, DecodeStreams
 from .trainer_process import TrainerProcess, interpreter, torch_environment
 
-PEER_KEY = "bench"
+EXPECTING = {"peer_key": "bench", "expects_trainer": True}
+"""What an operator tells agents of a fleet whose weights a trainer sends: the receiving process is kept ready."""
 MOVE_SECONDS = 120.0
 TRAINER_SECONDS = 90.0
 LOG_BYTES = 4_000_000
@@ -99,7 +100,7 @@ class Bench:
             await self._stop_pods()
             self._launch(engines, extra)
         for one in self.pods:
-            await one.put(one.desired(peer_key=PEER_KEY))
+            await one.put(one.desired(**EXPECTING))
         reports = await asyncio.gather(*(one.serving() for one in self.pods))
         found: dict[str, Any] = {"all serve, s": round(time.monotonic() - begin, 1)}
         self.serves = "v1"
@@ -210,7 +211,7 @@ class Bench:
     async def make(self, wanted: WeightMove, one: LocalPod | None = None) -> AgentReport:
         """Returns when it is done, or has failed."""
         one = one or self.pod
-        await one.put(one.desired(move=wanted, peer_key=PEER_KEY))
+        await one.put(one.desired(move=wanted, **EXPECTING))
         return await one.until(lambda report: settled(wanted, report), MOVE_SECONDS)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from sglang_rollout.protocol.weights import Step
 
 from .pods import intake_of
-from .wire_bench import PEER_KEY, Bench, settled
+from .wire_bench import EXPECTING, Bench, settled
 from .wire_steps import transfer
 
 GIVEN_UP_SECONDS = 30.0  # by a sender whose agent has gone
@@ -44,13 +44,13 @@ async def agent_killed(bench: Bench, transport: str, size: int) -> dict[str, Any
     assert bench.trainer is not None
     label, middle = await _begin(bench, transport, size, "tell_at")
     wanted = bench.move(label, Step.PREPARE, transport=transport)
-    await bench.pod.put(bench.pod.desired(move=wanted, peer_key=PEER_KEY))
+    await bench.pod.put(bench.pod.desired(move=wanted, **EXPECTING))
     await bench.trainer.said("at bucket", middle)
     await bench.pod.kill_agent()
     killed = time.monotonic()
     bench.pod.start_agent()
     sent = await bench.trainer.done(label)
-    await bench.pod.put(bench.pod.desired(peer_key=PEER_KEY))
+    await bench.pod.put(bench.pod.desired(**EXPECTING))
     await bench.pod.serving()
     back = time.monotonic() - killed
     return {
