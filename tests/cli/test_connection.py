@@ -141,3 +141,12 @@ def test_no_server_and_no_cluster_are_told_apart(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
     with pytest.raises(Unreachable, match="no cluster: Service"):
         connect(None, None, None)
+
+
+@pytest.mark.parametrize("written", ["a: [\n", "- 1\n", "contexts: 3\ncurrent-context: x\n", "clusters:\n- 1\n", ""])
+@pytest.mark.parametrize("context", [None, "x"])
+def test_a_kubeconfig_that_is_none_is_told(tmp_path: Path, written: str, context: str | None) -> None:
+    file = tmp_path / "config"
+    file.write_text(written)
+    with pytest.raises(Unreachable, match=r"Name (a kubeconfig|another one)"):
+        connect(str(file), context, None)

@@ -65,6 +65,16 @@ def test_only_what_is_prepared_is_committed(scene: Scene) -> None:
         scene.fleet.commit("v2", timeout=5)
 
 
+class Module:
+    """As of torch: callable, and no tensors."""
+
+    def __call__(self) -> None:
+        raise AssertionError("nobody asked for a forward pass")
+
+    def state_dict(self) -> dict[str, bytes]:
+        return WEIGHTS
+
+
 @pytest.mark.parametrize(
     ("version", "tensors", "options", "sentence"),
     [
@@ -74,7 +84,15 @@ def test_only_what_is_prepared_is_committed(scene: Scene) -> None:
         ("v2", {}, {}, "no tensors"),
         ("v2", {"a": 3}, {}, "'a' is a int"),
         ("v2", WEIGHTS, {"bucket_bytes": 1}, "bucket_bytes 1 is too small"),
-        ("v2", WEIGHTS, {"timeout": 0}, "leaves no time"),
+        (2, WEIGHTS, {}, "version 2 is an int: give a string, such as '2'"),
+        ("v2", WEIGHTS, {"timeout": 0}, "timeout 0 is no time to wait for"),
+        ("v2", WEIGHTS, {"timeout": float("nan")}, "timeout nan is no time to wait for"),
+        ("v2", WEIGHTS, {"timeout": None}, "timeout None is a NoneType: give seconds"),
+        ("v2", WEIGHTS, {"transfer": "staged"}, "'staged' is none of Staged, Direct, Colocated"),
+        ("v2", WEIGHTS, {"transport": "nccl"}, "'nccl' is none of Auto, NCCL"),
+        ("v2", Module(), {}, r"a Module is no tensors: give its state_dict\(\)"),
+        ("v2", 7, {}, "an int is no tensors: give a mapping"),
+        ("v2", "model.safetensors", {}, "a str is no tensors: give a mapping"),
         ("v2", WEIGHTS, {"rank": 2}, "rank 2 is none of the 1 senders"),
         ("v2", WEIGHTS, {"senders": ["nonsense"]}, "this rank listens at"),
         ("v2", iter(()), {"transfer": "Direct"}, "needs a mapping"),
@@ -85,6 +103,16 @@ def test_bad_input_changes_nothing(
 ) -> None:
     with pytest.raises(PublishRefused, match=sentence):
         scene.fleet.publish(version, tensors, **{"timeout": 5, **options})
+    if "transfer" not in options:
+        with pytest.raises(PublishRefused, match=sentence):
+            scene.fleet.prepare(version, tensors, **{"timeout": 5, **options})
+    assert scene.api.patches == []
+
+
+@pytest.mark.parametrize(("version", "timeout"), [(2, 5.0), ("v2", 0.0), ("v2", None)])
+def test_a_commit_by_bad_input_changes_nothing(scene: Scene, version: Any, timeout: Any) -> None:
+    with pytest.raises(PublishRefused, match="give"):
+        scene.fleet.commit(version, timeout=timeout)
     assert scene.api.patches == []
 
 

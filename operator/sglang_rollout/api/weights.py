@@ -14,6 +14,7 @@ from .schema import ApiModel, Rule, list_type
 Version = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]([ -~]*[!-~])?$")]
 
 SourceType = Literal["Disk", "Distributed", "Colocated", "External"]
+Transport = Literal["Auto", "NCCL", "Gloo", "PeerCopy", "NIXL"]
 
 
 class DiskSource(ApiModel):
@@ -39,7 +40,7 @@ class DistributedSource(ApiModel):
     transfer: Literal["Staged", "Direct"] = Field(
         default="Staged", description="Staged: to the agents, beside running generation. Direct: into the engines."
     )
-    transport: Literal["Auto", "NCCL", "Gloo", "PeerCopy", "NIXL"] = Field(
+    transport: Transport = Field(
         default="Auto",
         description="How they travel; Auto: the fastest that works here. PeerCopy is CUDA IPC on one node.",
     )

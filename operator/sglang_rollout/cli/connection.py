@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import urllib3
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
+from yaml import YAMLError
 
 from .exits import Expired, Failure, Forbidden, NotFound, Refused, Unreachable
 
@@ -131,7 +132,10 @@ def connect(kubeconfig: str | None, context: str | None, namespace: str | None) 
             load_kube_config(kubeconfig, context, configuration, persist_config=False)  # type: ignore[no-untyped-call]
             default = _context_namespace(kubeconfig, context)
     except ConfigException as error:
-        raise Unreachable(f"no cluster: {error}. Give --kubeconfig or --context, or set KUBECONFIG") from error
+        raise Unreachable(f"no cluster: {error}. Name a kubeconfig or a context, or set KUBECONFIG") from error
+    except (YAMLError, TypeError, KeyError, AttributeError, ValueError) as error:  # the library looks at no shapes
+        said = " ".join(str(error).split())
+        raise Unreachable(f"the kubeconfig cannot be used: {said}. Name another one, or set KUBECONFIG") from error
     except OSError as error:
         raise Unreachable(f"the kubeconfig cannot be read: {error}") from error
     return Connection(ApiClient(configuration), namespace or default or "default")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import (
     FleetError,
+    FleetMissing,
     FleetUnreachable,
     GenerateFailed,
     GenerateLost,
@@ -24,6 +25,7 @@ __all__ = [
     "Conversation",
     "EngineOutcome",
     "FleetError",
+    "FleetMissing",
     "FleetUnreachable",
     "GenerateFailed",
     "GenerateLost",

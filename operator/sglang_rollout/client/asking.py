@@ -11,7 +11,7 @@ from typing import Any, Literal
 from .errors import FleetUnreachable, PublishRefused
 from .labels import asked_version, is_seen, refusal, standing, taken_back
 from .resource import Change, FleetResource, as_it_was, distributed
-from .verdict import Attempt
+from .verdict import Attempt, OthersAsking
 
 Object = Mapping[str, Any]
 Transfer = Literal["Staged", "Direct", "Colocated"]
@@ -58,6 +58,7 @@ class Asking:
     def __init__(self, resource: FleetResource, asked: Asked) -> None:
         self._resource = resource
         self._asked = asked
+        self.others: OthersAsking | None = None  # of a rank that only looks, once it has begun
         self._before: Object | None = None  # spec.weights, once it may have been changed
 
     def for_new(self, weights: dict[str, Any]) -> Attempt:
@@ -78,7 +79,7 @@ class Asking:
                 return Change(taken_back(fleet, asked.version, source), last=False)
             return Change(weights)
 
-        return self._change(decide)
+        return self._change(decide, ahead="prepare" in weights)
 
     def for_prepared(self) -> Attempt:
         """Raises as for_new()."""
@@ -102,7 +103,7 @@ class Asking:
             # It is no longer ahead of anything, and must not be asked for again when yet another version serves.
             return Change({"version": version, "source": {**members, **prepared["source"]}, "prepare": None})
 
-        return self._change(decide)
+        return self._change(decide, ahead=False)
 
     def take_back(self) -> str:
         """Nobody holds the version any more: the fleet would ask this trainer for it again and again. Returns what is
@@ -135,13 +136,14 @@ class Asking:
             return f"spec.weights of fleet {name} may still ask for version {asked.version}, put it back: {reason}"
         return ""
 
-    def _change(self, decide: Callable[[Object], Change | None]) -> Attempt:
+    def _change(self, decide: Callable[[Object], Change | None], ahead: bool) -> Attempt:
         asked = self._asked
         if asked.rank != 0:
             fleet = self._resource.read()
             if reason := refusal(fleet, asked.version):
                 raise PublishRefused(reason)
-            return Attempt.of_others(fleet, asked.version)
+            self.others = OthersAsking(fleet, asked.version, asked.senders, ahead)
+            return Attempt.by_others(fleet, asked.version)
 
         def unless_halted(fleet: Object) -> Change | None:
             if asked.halt.done():

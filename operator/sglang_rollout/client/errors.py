@@ -17,6 +17,10 @@ class PublishRefused(FleetError):
     """Bad input: nothing was changed in the cluster."""
 
 
+class FleetMissing(PublishRefused, FleetUnreachable):
+    """There is no fleet of this name in this namespace."""
+
+
 class PublishFailed(FleetError):
     """The fleet did not take the version. `serving` is what it serves now; `engines` says why, by engine or agent.
     `lasting`: the weights themselves are wrong, the same again cannot help. `left`: what of it could not be taken back;

@@ -9,20 +9,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from ..cli.cluster import Cluster
 from ..cli.connection import connect
 from ..cli.exits import Failure
 from ..protocol.pod import address_of
-from ..transfer.link import host_port
-from ..transfer.session import SessionError
 from .asking import Asked, Halted, Transfer
 from .errors import FleetUnreachable, PublishRefused
 from .generation import TIMEOUT as ANSWER_SECONDS
 from .generation import Conversation, Generation, Router
-from .publication import NamedTensors, Prepared, Publication, PublishResult
+from .inputs import NamedTensors, check_label, check_senders, check_tensors, check_timeout, check_way
+from .publication import Prepared, Publication, PublishResult
 from .resource import FleetResource
 from .room import SenderRoom
 from .verdict import serving
@@ -31,7 +30,6 @@ log = logging.getLogger(__name__)
 
 TIMEOUT = 300.0
 STOP_SECONDS = 60.0  # for a call whose task was cancelled; it may be in an iterator of the trainer's
-LEAST_BUCKET = 1 << 16
 
 T = TypeVar("T")
 
@@ -89,6 +87,8 @@ class RolloutFleet:
         """By the kubeconfig, or in a pod by its ServiceAccount. address and port: where the engines' agents reach this
         process; absent, the address by which this host reaches the API server (in a pod: the pod's), and any port.
         router_url: absent, status.router.url, which only resolves in the cluster. Raises FleetUnreachable."""
+        if not name or "/" in name:
+            raise FleetUnreachable(f"{name!r} is no name of a fleet: give metadata.name of its SGLangRollout")
         try:
             connection = connect(kubeconfig, context, namespace)
         except Failure as error:
@@ -214,14 +214,14 @@ class RolloutFleet:
     # --- how ---
 
     def _published(self, asked: Asked, named_tensors: NamedTensors) -> PublishResult:
-        if asked.transfer != "Staged" and not isinstance(named_tensors, Mapping) and not callable(named_tensors):
-            raise PublishRefused(f"transfer {asked.transfer} needs a mapping of tensors or a function that gives them")
+        check_tensors(named_tensors, asked.transfer)
         publication = Publication(self._resource, asked)
         with self._alone():
             send = publication.staged if asked.transfer == "Staged" else publication.live
             return send(self._opened(), named_tensors)  # type: ignore[arg-type]
 
     def _prepared(self, asked: Asked, named_tensors: NamedTensors) -> Prepared:
+        check_tensors(named_tensors, asked.transfer)
         with self._alone():
             return Publication(self._resource, asked).prepared(self._opened(), named_tensors)
 
@@ -235,6 +235,8 @@ class RolloutFleet:
             self._sending.release()
 
     def _commit(self, version: str, timeout: float, halt: Future[None]) -> PublishResult:
+        check_label(version)
+        check_timeout(timeout)
         asked = Asked(version, (), 0, "Staged", "Auto", None, timeout, halt=halt)
         return Publication(self._resource, asked).commit()
 
@@ -259,22 +261,11 @@ class RolloutFleet:
         bucket_bytes: int | None,
         timeout: float,
     ) -> Asked:
-        if transfer not in get_args(Transfer):
-            raise PublishRefused(f"transfer {transfer!r} is none of {', '.join(get_args(Transfer))}")
-        if bucket_bytes is not None and bucket_bytes < LEAST_BUCKET:
-            raise PublishRefused(f"bucket_bytes {bucket_bytes} is too small: use at least 64 KiB, or leave it out")
-        if timeout <= 0:
-            raise PublishRefused(f"timeout {timeout:g} leaves no time: give seconds")
+        check_label(version)
+        check_timeout(timeout)
+        check_way(transfer, transport, bucket_bytes)
         listed = list(senders) or [self.sender_address]
-        if not 0 <= rank < len(listed):
-            raise PublishRefused(f"rank {rank} is none of the {len(listed)} senders")
-        if listed[rank] != self.sender_address:
-            raise PublishRefused(f"senders[{rank}] is {listed[rank]}, and this rank listens at {self.sender_address}")
-        try:
-            for one in listed:
-                host_port(one)
-        except SessionError as error:
-            raise PublishRefused(f"senders: {error}") from error
+        check_senders(listed, rank, self.sender_address)
         return Asked(version, listed, rank, transfer, transport, bucket_bytes, timeout, self._address)
 
     def _opened(self) -> SenderRoom:

@@ -63,7 +63,7 @@ def refusal(fleet: Object, version: str) -> str:
         return (
             f"fleet {name} has control External: move its weights through the agents, as docs/external-control.md says"
         )
-    if version in _committed(fleet):
+    if version in known_labels(fleet):
         return f"fleet {name} knows version {version} already: a version means one set of bytes, choose another label"
     if not (fleet.get("status") or {}).get("engines"):
         return f"fleet {name} has no engines: raise spec.replicas and wait until they are ready"
@@ -97,7 +97,14 @@ def is_seen(fleet: Object, generation: int = 0) -> bool:
     return int((fleet.get("status") or {}).get("observedGeneration") or 0) >= wanted
 
 
-def _committed(fleet: Object) -> set[str]:
+def senders_of(asked: Mapping[str, Any]) -> list[str]:
+    """host:port of each in spec.weights or spec.weights.prepare."""
+    source = asked.get("source") or {}
+    listed = (source.get("distributed") or source.get("colocated") or {}).get("senders") or []
+    return [address_of(one["address"], one["port"]) for one in listed]
+
+
+def known_labels(fleet: Object) -> set[str]:
     """Labels that mean certain bytes to the fleet, or to one of its engines."""
     status = weights_status(fleet)
     transaction = status.get("transaction") or {}
@@ -121,9 +128,7 @@ def _moving_to(fleet: Object) -> str:
 def _senders(fleet: Object) -> list[str]:
     """Of the move that is open or asked for."""
     told = ((weights_status(fleet).get("transaction") or {}).get("source") or {}).get("senders") or []
-    source = _asked(fleet).get("source") or {}
-    asked = (source.get("distributed") or source.get("colocated") or {}).get("senders") or []
-    return list(told) or [address_of(one["address"], one["port"]) for one in asked]
+    return list(told) or senders_of(_asked(fleet))
 
 
 def _as_served(fleet: Object, source: Mapping[str, Any]) -> dict[str, Any]:

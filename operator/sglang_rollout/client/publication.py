@@ -16,6 +16,7 @@ from ..transfer.manifest import ManifestRefused
 from ..transfer.sender import Delivery, SendFailed, Sending, SendReport, send
 from .asking import Asked, Asking, Halted
 from .errors import FleetUnreachable, PublishFailed, PublishRefused, PublishTimedOut
+from .inputs import AgainAndAgain, NamedTensors, check_mapping, pairs
 from .resource import FleetResource, Watch, colocated, distributed
 from .room import SenderRoom
 from .verdict import (
@@ -34,9 +35,6 @@ log = logging.getLogger(__name__)
 VERDICT_SECONDS = 20.0  # how long the operator may take to say what it makes of a failed sending
 LOOK_SECONDS = 0.1
 SETTLE_SECONDS = 60.0  # for the last agent's last word, when the fleet serves the version already
-
-AgainAndAgain = Mapping[str, Any] | Callable[[], Iterable[tuple[str, Any]]]
-NamedTensors = AgainAndAgain | Iterable[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -155,7 +153,7 @@ class Publication:
 
         asked = self._asked
         if isinstance(named_tensors, Mapping):
-            _look_at(named_tensors, described)
+            check_mapping(named_tensors, described)
         feed = room.feed()
         keeper = room.keeper(asked.transport, asked.host)
         sending = Sending(asked.version, asked.timeout)
@@ -163,7 +161,7 @@ class Publication:
         try:
             with self._watching(lambda: self._asking.for_new(patch)) as watch:
                 try:
-                    feed.give(buckets_of(_pairs(named_tensors), asked.bucket_bytes), (job, watch.found, asked.halt))
+                    feed.give(buckets_of(pairs(named_tensors), asked.bucket_bytes), (job, watch.found, asked.halt))
                     report = self._sent(job, watch)
                 except ManifestRefused as error:
                     raise self._failure(watch, str(error), lasting=True) from error
@@ -236,7 +234,12 @@ class Publication:
             attempt = ask()
         except TimeoutError:
             raise self._late() from None
-        watch = self._resource.watch(lambda fleet: self._goal.verdict(fleet, attempt), self._asked.left())
+        others = self._asking.others
+
+        def decide(fleet: Any) -> Verdict | None:
+            return self._goal.verdict(fleet, attempt) or (others.taken_back(fleet) if others else None)
+
+        watch = self._resource.watch(decide, self._asked.left())
         try:
             yield watch
         finally:
@@ -292,28 +295,15 @@ class Publication:
 
     def _late(self) -> PublishTimedOut:
         asked, now = self._asked, self._resource.last
-        progress = self._goal.progress(now, asked.version)
+        others = self._asking.others
+        if others and not others.asked(now):
+            progress = "rank 0 has not asked the fleet for it: does it send, too?"
+        else:
+            progress = self._goal.progress(now, asked.version)
         return PublishTimedOut(
             f"version {asked.version} is {self._goal.undone} after {asked.timeout:.0f} s: {progress}",
             serving=serving(now),
         )
-
-
-def _look_at(named_tensors: Mapping[str, Any], described: Callable[[str, Any], object]) -> None:
-    """What can be told before the fleet is asked. Raises PublishRefused."""
-    if not named_tensors:
-        raise PublishRefused("there are no tensors: give all tensors of the model")
-    try:
-        for name, tensor in named_tensors.items():
-            described(name, tensor)
-    except ManifestRefused as error:
-        raise PublishRefused(str(error)) from error
-
-
-def _pairs(named_tensors: NamedTensors) -> Iterable[tuple[str, Any]]:
-    if isinstance(named_tensors, Mapping):
-        return named_tensors.items()
-    return named_tensors() if callable(named_tensors) else named_tensors
 
 
 def _result(asked: Asked, verdict: Verdict, report: SendReport | None, staged: float) -> PublishResult:

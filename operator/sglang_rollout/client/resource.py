@@ -14,7 +14,7 @@ from ..cli.cluster import Cluster
 from ..cli.connection import Object
 from ..cli.exits import Failure, NotFound, Refused
 from ..transfer.link import host_port
-from .errors import FleetUnreachable, PublishRefused
+from .errors import FleetMissing, FleetUnreachable, PublishRefused
 from .verdict import Verdict
 
 LOOK_SECONDS = 0.1
@@ -30,7 +30,7 @@ class Change:
 
 
 class FleetResource:
-    """All methods block, for as long as a call to the API server may take. Raises FleetUnreachable."""
+    """All methods block, for as long as a call to the API server may take. Raise FleetUnreachable, FleetMissing."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
@@ -41,7 +41,7 @@ class FleetResource:
         try:
             self.last = self._cluster.rollout(self.name)
         except NotFound as error:
-            raise PublishRefused(
+            raise FleetMissing(
                 f"there is no fleet {self.name} in namespace {self._cluster.namespace}: {error.message}"
             ) from error
         except Failure as error:

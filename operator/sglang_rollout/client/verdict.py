@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .labels import asked_version, has_failed, is_seen, weights_status
+from .labels import asked_version, has_failed, is_seen, known_labels, senders_of, weights_status
 
 Object = Mapping[str, Any]
 
@@ -43,7 +43,7 @@ class Attempt:
     over: frozenset[str] = frozenset()
 
     @classmethod
-    def of_others(cls, fleet: Object, version: str) -> Attempt:
+    def by_others(cls, fleet: Object, version: str) -> Attempt:
         """fleet: as it is when this rank begins. What is complete then was so without this rank's part."""
         status = weights_status(fleet)
         transaction, prepared = status.get("transaction") or {}, status.get("prepared") or {}
@@ -55,6 +55,33 @@ class Attempt:
         """told: status.weights.transaction or .prepared, which name the generation that they were planned from."""
         same = told.get("version") == self.version and int(told.get("generation") or 0) >= self.generation
         return same and _identity(told) not in self.over
+
+
+class OthersAsking:
+    """Whether rank 0, which asks the fleet for what this rank sends as well, has taken it back: the operator may have
+    nothing to say of it then. What was asked for when this rank began may be of an earlier life of the trainer, which
+    is taken back first: that tells nothing."""
+
+    def __init__(self, fleet: Object, version: str, senders: Collection[str], ahead: bool) -> None:
+        self._version = version
+        self._senders = list(senders)
+        self._ahead = ahead
+        self._tells = not self.asked(fleet)
+        self._seen = False
+
+    def asked(self, fleet: Object) -> bool:
+        weights = (fleet.get("spec") or {}).get("weights") or {}
+        wanted = (weights.get("prepare") or {}) if self._ahead else weights
+        return wanted.get("version") == self._version and senders_of(wanted) == self._senders
+
+    def taken_back(self, fleet: Object) -> Verdict | None:
+        """To be shown the fleet after each change."""
+        asked = self.asked(fleet)
+        self._seen = self._seen or asked
+        goes_on = asked or asked_version(fleet) == self._version or self._version in known_labels(fleet)
+        if goes_on or not (self._tells and self._seen):
+            return None
+        return Verdict("Failed", "rank 0 does not ask for it any more: its own error says why", serving(fleet))
 
 
 def serving(fleet: Object) -> str:
