@@ -114,6 +114,17 @@ def test_a_second_slot_needs_no_manifest(stage: Stage) -> None:
     assert same(model, own(ExpertModel(), 2))
 
 
+def test_what_cannot_be_found_out_is_refused_unwritten(stage: Stage) -> None:
+    model, state = ExpertModel(), LoaderState()
+    called(model, Action.CHECK, staged(stage, "a", TENSORS, 500, 1).root, state)
+    two = staged(stage, "b", TENSORS, 60, 2)
+    (stage.folder / "b.manifest.json").unlink()
+    report = obey(model, [HookCall(Action.APPLY, "t1", "v1", two.root).to_name()], state)
+    assert report is not None
+    assert "cannot be read" in report.problem
+    assert not report.written
+
+
 def test_what_jumps_back_or_lies_in_another_region_is_not_folded() -> None:
     held = torch.zeros(64)
     steps = [Copy(held[4 * n : 4 * n + 4], str(n), (4,), (1,), 0) for n in range(8)]

@@ -120,6 +120,7 @@ class Work:
     def apply(self) -> None:
         slot, manifest = self._find()
         plan = self._plan(manifest)
+        self._make_ready(plan, slot, manifest)
         with self._timed("wait"):
             self._synchronize()  # a forward pass may be under way: an in-place pause does not wait for it
         self.written = True
