@@ -23,7 +23,7 @@ from typing import Any
 from .trainer_process import interpreter, torch_environment
 from .wire_bench import Bench, Engines
 from .wire_faults import agent_killed, receiver_killed, sender_killed
-from .wire_steps import catch_ups, commits, direct, final, many, transfers
+from .wire_steps import SHIPPED, catch_ups, commits, direct, final, many, transfers
 
 MIB = 1 << 20
 SIZES_MIB = (64, 256, 512, 2048, 4096)
@@ -98,9 +98,9 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
     one, tp2, repeats = Engines.PAIR if "peer" in given.only else Engines.ONE, Engines.TP2, given.repeats
     steps = [
         Planned("first", "first transfers", one, 17, lambda: transfers(bench, ["Auto", *named], [usual], 1)),
-        Planned("auto", "Auto, usual bucket", one, 3.5 * repeats, lambda: transfers(bench, ["Auto"], [usual], repeats)),
-        Planned("commits", "commits", one, 7 * repeats, lambda: commits(bench, usual, repeats)),
-        Planned("peer", "peer catch-up", one, 60, lambda: catch_ups(bench, usual, 2)),
+        Planned("auto", "Auto", one, 7 * repeats, lambda: transfers(bench, ["Auto"], [SHIPPED, usual], repeats)),
+        Planned("commits", "commits", one, 7 * repeats, lambda: commits(bench, SHIPPED, repeats)),
+        Planned("peer", "peer catch-up", one, 60, lambda: catch_ups(bench, SHIPPED, 2)),
     ]
     for transport in named:
         count = 3 * len(sizes)
@@ -115,10 +115,10 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
             Planned("kills", f"sender killed, {transport}", one, 45, partial(sender_killed, bench, transport, usual)),
             Planned("kills", f"agent killed, {transport}", one, 12, partial(agent_killed, bench, transport, usual)),
         ]
-    steps.append(Planned("kills", "commit after all", one, 20, lambda: final(bench, usual)))
+    steps.append(Planned("kills", "commit after all", one, 20, lambda: final(bench, SHIPPED)))
     steps += [
-        Planned("tp2", "TP 2: first transfers", tp2, 20, lambda: transfers(bench, ["Auto"], [usual], 2)),
-        Planned("tp2", "TP 2: commits", tp2, 25, lambda: commits(bench, usual, 3)),
+        Planned("tp2", "TP 2: first transfers", tp2, 20, lambda: transfers(bench, ["Auto"], [SHIPPED, usual], 2)),
+        Planned("tp2", "TP 2: commits", tp2, 25, lambda: commits(bench, SHIPPED, 3)),
         Planned("tp2", "TP 2: many transfers", tp2, 25, lambda: many(bench, "Auto", usual, 60)),
         Planned("tp2", "TP 2: large buckets", tp2, 22, lambda: transfers(bench, ["Auto"], large, 3)),
     ]
@@ -127,7 +127,7 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
             Planned("tp2", "TP 2: NCCL", tp2, 12, lambda: transfers(bench, ["NCCL"], [usual], 3)),
             Planned("tp2", "TP 2: many transfers by NCCL", tp2, 25, lambda: many(bench, "NCCL", usual, 60)),
         ]
-    steps.append(Planned("tp2", "TP 2: commit after all", tp2, 20, lambda: final(bench, usual)))
+    steps.append(Planned("tp2", "TP 2: commit after all", tp2, 20, lambda: final(bench, SHIPPED)))
     chosen = [step for step in steps if step.part in given.only]
     # What only happens once: processes are started, memory is opened, communicators are made.
     return [step for step in steps if step in chosen or (step.part == "first" and step.engines in _engines(chosen))]

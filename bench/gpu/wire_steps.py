@@ -16,6 +16,7 @@ from .streams import DecodeStreams
 from .wire_bench import Bench
 
 MIB = 1 << 20
+SHIPPED = 0  # size of buckets: the client's own choice
 SETTLE_SECONDS = 3.0  # by whose rate what takes long is judged
 
 
@@ -25,14 +26,14 @@ async def transfer(bench: Bench, transport: str, bucket_bytes: int) -> dict[str,
     label = bench.label()
     await bench.begin_alike()
     words = {"mode": "staged", "version": label, "of": bench.other(), "transport": transport}
-    bench.trainer.order(**words, bucket_bytes=bucket_bytes)
+    bench.trainer.order(**words, bucket_bytes=bucket_bytes or None)
     await bench.trainer.said("sending", label)
     begin = time.monotonic()
     report = await bench.make(bench.move(label, Step.PREPARE, transport=transport))
     end = time.monotonic()
     assert report.move is not None
     sent = await bench.trainer.done(label, waits=not report.move.error)
-    row: dict[str, Any] = {"transport": transport, "bucket MiB": bucket_bytes / MIB}
+    row: dict[str, Any] = {"transport": transport, "bucket MiB": _told(bucket_bytes)}
     if report.move.error or "error" in sent:
         return row | {"error": report.move.error, "sender": sent.get("error", "")}
     seen = await asyncio.to_thread(bench.streams.around, begin, end)
@@ -65,7 +66,7 @@ async def committed(bench: Bench, transport: str, size: int, mode: PauseMode, of
     of = of or bench.other()
     label = bench.label()
     await bench.begin_alike()
-    bench.trainer.order(mode="staged", version=label, of=of, transport=transport, bucket_bytes=size)
+    bench.trainer.order(mode="staged", version=label, of=of, transport=transport, bucket_bytes=size or None)
     await bench.trainer.said("sending", label)
     begin = time.monotonic()
     report = await bench.make(bench.move(label, Step.CONTINUE, transport=transport, pause_mode=mode))
@@ -109,7 +110,7 @@ async def direct(bench: Bench, sizes: Sequence[int], repeats: int) -> list[dict[
         for _ in range(repeats):
             of, label = bench.other(), bench.label()
             await bench.begin_alike()
-            bench.trainer.order(mode="direct", version=label, of=of, bucket_bytes=size)
+            bench.trainer.order(mode="direct", version=label, of=of, bucket_bytes=size or None)
             await bench.trainer.said("serving", label)
             begin = time.monotonic()
             wanted = bench.move(label, Step.CONTINUE, SourceKind.DIRECT, pause_mode=PauseMode.RETRACT)
@@ -118,7 +119,7 @@ async def direct(bench: Bench, sizes: Sequence[int], repeats: int) -> list[dict[
             bench.trainer.order(mode="over", version=label)
             sent = await bench.trainer.done(label)
             assert report.move is not None
-            row: dict[str, Any] = {"bucket MiB": size / MIB, "error": report.move.error or sent.get("error", "")}
+            row: dict[str, Any] = {"bucket MiB": _told(size), "error": report.move.error or sent.get("error", "")}
             if not row["error"]:
                 bench.serves = of
                 seen = await asyncio.to_thread(bench.streams.around, begin, end)
@@ -133,6 +134,10 @@ async def direct(bench: Bench, sizes: Sequence[int], repeats: int) -> list[dict[
     return rows
 
 
+def _told(size: int) -> float | str:
+    return size / MIB if size else "shipped"
+
+
 async def many(bench: Bench, transport: str, size: int, count: int) -> dict[str, Any]:
     """Transfers one after the other, whether one of them comes to a stop."""
     assert bench.trainer is not None
@@ -143,7 +148,8 @@ async def many(bench: Bench, transport: str, size: int, count: int) -> dict[str,
     error = ""
     while len(seconds) < count and not error:
         label = bench.label()
-        bench.trainer.order(mode="staged", version=label, of=bench.other(), transport=transport, bucket_bytes=size)
+        words = {"mode": "staged", "version": label, "of": bench.other(), "transport": transport}
+        bench.trainer.order(**words, bucket_bytes=size or None)
         await bench.trainer.said("sending", label)
         report = await bench.make(bench.move(label, Step.PREPARE, transport=transport))
         assert report.move is not None
@@ -157,7 +163,7 @@ async def many(bench: Bench, transport: str, size: int, count: int) -> dict[str,
     return {
         "transport": transport,
         "used": sorted(used),
-        "bucket MiB": size / MIB,
+        "bucket MiB": _told(size),
         "transfers": len(seconds),
         "error": error,
         "all, s": round(end - begin, 2),
