@@ -22,6 +22,9 @@ from .settings import GPU_ARGUMENTS
 
 KIT = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
+WITHOUT_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+"""Ranks of an engine would use NVLink's multicast, which virtual machines that share a host must leave alone."""
+
 
 class GpuPod(LocalPod):
     """gpus: as CUDA_VISIBLE_DEVICES, those of the engine first; its `tp` ranks and the stage are on as many, and
@@ -69,6 +72,7 @@ class GpuPod(LocalPod):
             pod.ENV_STAGE_GPUS: ",".join(str(ordinal) for ordinal in range(self.tp)),
             ENV_FOLDER: str(self.stage_folder),
             ENV_FAULTS: self.faults,
+            **WITHOUT_MULTICAST,
             # Which refuses to start an engine over two GPUs when a trainer is on one of them.
             "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": "false",
             pod.ENV_TORCH_PYTHON: sys.executable,
