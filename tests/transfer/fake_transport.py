@@ -150,7 +150,7 @@ class Bytes:
         time.sleep(self.load_seconds)
         return [self.data]
 
-    def write_flat(self, into: Any) -> None:
+    def write_flat(self, into: Any, algorithm: str = "") -> str:
         raise AssertionError
 
     def digest(self, algorithm: str, pieces: Sequence[Any]) -> str:

@@ -198,6 +198,7 @@ async def test_a_group_that_breaks_with_all_alive_is_made_anew(scene: Scene) -> 
     def hurt(rank: int, number: int) -> None:
         if rank == 1 and number == 1 and not broken:
             broken.append(1)
+            time.sleep(0.1)  # the next one is told to come meanwhile, and must not be taken for this one
             raise TransportBroken("a cable was pulled")
 
     scene.transport.hurt = hurt

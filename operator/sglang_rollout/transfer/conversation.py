@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .link import Link
-from .manifest import Bucket, ManifestRefused
+from .manifest import Bucket, Manifest, ManifestRefused
 from .session import (
     Announced,
     Cancel,
@@ -75,7 +75,12 @@ class Slot(Protocol):
         """Raises BytesRefused."""
         ...
 
-    def end(self, end: End, buckets: Sequence[Arriving], *, last: bool) -> Sealed:
+    def part(self, end: End, buckets: Sequence[Arriving]) -> Manifest:
+        """What this sender has announced, while the last of it is still being checked. Raises BytesRefused,
+        ManifestRefused."""
+        ...
+
+    def end(self, part: Manifest, buckets: Sequence[Arriving], *, last: bool) -> Sealed:
         """Raises BytesRefused, ManifestRefused."""
         ...
 
@@ -105,8 +110,9 @@ class Conversation:
                     case Go(number):
                         self._start(self._take(number, self._name, self._group))
                     case End():
+                        part = self._slot.part(message, self._buckets)
                         await self._all_checked()
-                        await self._link.send(self._slot.end(message, self._buckets, last=last))
+                        await self._link.send(self._slot.end(part, self._buckets, last=last))
                         return
                     case Cancel(reason, lasting):
                         raise ManifestRefused(reason) if lasting else SessionError(reason)

@@ -100,6 +100,11 @@ class Manifest:
         words = [self.layout, [[tensor.name for tensor in bucket.tensors] for bucket in self.buckets]]
         return hashlib.blake2b(_canonical(words), digest_size=16).hexdigest()
 
+    def work_out(self) -> None:
+        """All digests, ahead of when they are needed."""
+        assert self.root
+        assert self.placing
+
     def to_json(self) -> bytes:
         """The one way to write it, so equal manifests have equal roots."""
         return self._json

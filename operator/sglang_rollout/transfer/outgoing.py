@@ -107,19 +107,16 @@ class TensorBucket:
             found.append(inside[0] if len(inside) == 1 else torch.cat(inside))
         return found
 
-    def write_flat(self, into: torch.Tensor) -> None:
+    def write_flat(self, into: torch.Tensor, algorithm: str = "") -> str:
         """Everything in one piece, `into` a buffer of bucket.size bytes (torch.uint8) anywhere. The bytes are there
-        when it returns."""
+        when it returns: their digest, or "" without an algorithm."""
         for event in self._made:
             event.synchronize()
-        dtype, device = self._tensors[0].dtype, self.device
-        if into.device == device and all(t.dtype == dtype and t.device == device for t in self._tensors):
-            torch.cat([tensor.reshape(-1) for tensor in self._tensors], out=into.view(dtype))
-        else:
-            for tensor, (one, offset) in zip(self._tensors, self.bucket.placed(), strict=True):
-                into[offset : offset + one.size].copy_(tensor.reshape(-1).view(torch.uint8))
-        if into.device.type == "cuda":
+        _copy_together(into, self._tensors, [offset for _, offset in self.bucket.placed()])
+        found = self.digest(algorithm, [into]) if algorithm else ""
+        if into.device.type == "cuda" and not found:
             torch.cuda.current_stream(into.device).synchronize()
+        return found
 
     def digest(self, algorithm: str, pieces: Sequence[torch.Tensor]) -> str:
         """Of pieces in host memory, or of one that is on a GPU and holds all."""
@@ -129,6 +126,23 @@ class TensorBucket:
         for piece in pieces:
             state.update(memoryview(piece.numpy()))
         return state.hexdigest()
+
+
+def _copy_together(into: torch.Tensor, tensors: Sequence[torch.Tensor], offsets: Sequence[int]) -> None:
+    """Only ordered where `into` is on a GPU. Tensors of the same GPU go in few kernels, of one element type each:
+    several times as fast as torch.cat."""
+    ordered: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for tensor, offset in zip(tensors, offsets, strict=True):
+        flat = tensor.reshape(-1)
+        target = into[offset : offset + flat.nbytes]
+        if into.is_cuda and tensor.device == into.device:
+            targets, sources = ordered.setdefault(tensor.dtype, ([], []))
+            targets.append(target.view(tensor.dtype))
+            sources.append(flat)
+        else:
+            target.copy_(flat.view(torch.uint8))
+    for targets, sources in ordered.values():
+        torch._foreach_copy_(targets, sources)
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -125,6 +125,7 @@ class _Intake:
         self._digest = ""
         self._aliases: dict[str, str] = {}
         self._done = 0
+        self._broken: list[ReceivingGroup] = []
         self._wires: dict[int, ThreadPoolExecutor] = {}  # by the number of their threads
         self._checks = ThreadPoolExecutor(1, "weights-check")
         self._on_gpu = GpuArrivals(self._checks, self._check_on_gpu)
@@ -219,10 +220,20 @@ class _Intake:
         wire = self._wire(group.lanes)
         if self.lies_on_gpu(arriving, group):
             address = self._writer.address(arriving.place) or 0
-            await _in(wire, group.receive, arriving.bucket, arriving.details, _Place(address=address), self.left())
+            await _in(wire, self._come, arriving, group, _Place(address=address))
         else:
             await self._through_the_host(wire, arriving, group)
             self._came(arriving)
+
+    def _come(self, arriving: Arriving, group: ReceivingGroup, target: _Place) -> None:
+        """What follows in a group that broke would be taken for what is missing."""
+        if any(group is broken for broken in self._broken):
+            raise TransportBroken("a bucket before it has not come")
+        try:
+            group.receive(arriving.bucket, arriving.details, target, self.left())
+        except TransportBroken:
+            self._broken.append(group)
+            raise
 
     def _wire(self, lanes: int) -> ThreadPoolExecutor:
         if lanes not in self._wires:
@@ -237,7 +248,7 @@ class _Intake:
         def come() -> None:
             target = _Place(host=window.__enter__())
             try:
-                group.receive(arriving.bucket, arriving.details, target, self.left())
+                self._come(arriving, group, target)
             except BaseException as error:
                 with contextlib.suppress(BaseException):
                     window.__exit__(type(error), error, error.__traceback__)
@@ -262,20 +273,25 @@ class _Intake:
             self._done += arriving.bucket.size
             self._order.progress(self._done)
 
-    def end(self, end: End, buckets: Sequence[Arriving], *, last: bool) -> Sealed:
-        assert self._writer is not None
+    def part(self, end: End, buckets: Sequence[Arriving]) -> Manifest:
         part = Manifest(tuple(one.bucket for one in buckets), self._digest)
-        missing = next((number for number, one in enumerate(buckets) if not one.came), None)
-        if missing is not None or part.root != end.root:
+        if part.root != end.root:
             raise BytesRefused(
-                f"the sender ended with weights of digest {end.root[:12]}, here came those of {part.root[:12]}"
-                + (f" and bucket {missing} never did" if missing is not None else "")
+                f"the sender ended with weights of digest {end.root[:12]}, announced were those of {part.root[:12]}"
             )
         self._aliases |= end.aliases
+        part.work_out()
+        return part
+
+    def end(self, part: Manifest, buckets: Sequence[Arriving], *, last: bool) -> Sealed:
+        assert self._writer is not None
+        missing = next((number for number, one in enumerate(buckets) if not one.came), None)
+        if missing is not None:
+            raise BytesRefused(f"the sender ended, and bucket {missing} never came")
         if not last:
             return Sealed(part.root)
         self._expected.complete()
-        manifest = self._writer.seal(self._order.version, aliases=self._aliases)
+        manifest = self._writer.seal(self._order.version, aliases=self._aliases, likely=part)
         self.nonfinite = sum(self._writer.nonfinite.values())
         self.manifest = manifest
         return Sealed(manifest.root, self.nonfinite)

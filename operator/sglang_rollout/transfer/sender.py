@@ -41,13 +41,11 @@ class Outgoing(Protocol):
         """torch tensors of bytes in host memory, as transports.pieces_of() cuts them."""
         ...
 
-    def write_flat(self, into: Any) -> None:
-        """Everything in one piece."""
+    def write_flat(self, into: Any, algorithm: str = "") -> str:
+        """Everything in one piece. Its digest, or "" without an algorithm."""
         ...
 
-    def digest(self, algorithm: str, pieces: Sequence[Any]) -> str:
-        """Of the pieces, or of the one that write_flat() filled."""
-        ...
+    def digest(self, algorithm: str, pieces: Sequence[Any]) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -139,6 +137,7 @@ class _Cast:
         self._late: asyncio.Task[None] | None = None
         self._transfers: deque[asyncio.Future[None]] = deque()
         self._group: SendingGroup | None = None
+        self._broken: SendingGroup | None = None
         self._kept: dict[int, _Kept] = {}
         self._sent: list[Bucket] = []
         self._regroups = 0
@@ -157,8 +156,9 @@ class _Cast:
         if not self._sent:
             raise ManifestRefused("there are no tensors: send all tensors of the model")
         manifest = Manifest(tuple(self._sent), self.digest)
+        end = End(manifest.root, self._sending.aliases)  # worked out while the last buckets travel
         await self._through(self._all_taken)
-        await self._audience.tell(self._audience.living, lambda _: End(manifest.root, self._sending.aliases))
+        await self._audience.tell(self._audience.living, lambda _: end)
         await self._through(self._all_sealed)
         return self._report(manifest)
 
@@ -296,22 +296,32 @@ class _Cast:
         kept.sent = True
         if not group.pulled:
             seconds = audience.remaining(PATIENCE + QUEUED * kept.bucket.size / SLOWEST)
-            transfer = asyncio.ensure_future(self._in(self._wire, group.send, number, seconds))
+            transfer = asyncio.ensure_future(self._in(self._wire, self._put_on_the_wire, group, number, seconds))
             transfer.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._transfers.append(transfer)
+
+    def _put_on_the_wire(self, group: SendingGroup, number: int, seconds: float) -> None:
+        if group is self._broken:  # agents would take it for the one that failed
+            raise TransportBroken("a bucket before it has not gone")
+        try:
+            group.send(number, seconds)
+        except TransportBroken:
+            self._broken = group
+            raise
 
     def _travelling(self) -> bool:
         return any(not transfer.done() for transfer in self._transfers)
 
     def _load(self, kept: _Kept, group: SendingGroup) -> dict[str, str]:
+        algorithm = "" if kept.bucket.digest else self.digest
         if group.gpu:
             pieces: Sequence[Any] = [group.buffer(kept.number, kept.bucket.size)]
-            kept.outgoing.write_flat(pieces[0])
+            digest = kept.outgoing.write_flat(pieces[0], algorithm)
         else:
             pieces = kept.outgoing.pieces()
-        if not kept.bucket.digest:
-            kept.bucket = Bucket(kept.bucket.tensors, kept.outgoing.digest(self.digest, pieces))
-            self._sent[kept.number] = kept.bucket
+            digest = kept.outgoing.digest(algorithm, pieces) if algorithm else ""
+        if digest:
+            self._sent[kept.number] = kept.bucket = Bucket(kept.bucket.tensors, digest)
         return group.load(kept.number, pieces)
 
     async def _landed(self, but: int = 0) -> None:

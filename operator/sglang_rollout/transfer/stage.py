@@ -201,9 +201,17 @@ class StageWriter:
             self._sums[number] = found.word_sum
             self.nonfinite |= found.nonfinite
 
-    def seal(self, version: str, *, root: str = "", aliases: Mapping[str, str] | None = None) -> Manifest:
-        """The slot now holds `version`. Raises BytesRefused when a bucket is missing or the whole is not `root`
-        (when given), ManifestRefused, StageUnusable when the stage was made anew meanwhile."""
+    def seal(
+        self,
+        version: str,
+        *,
+        root: str = "",
+        aliases: Mapping[str, str] | None = None,
+        likely: Manifest | None = None,
+    ) -> Manifest:
+        """The slot now holds `version`. likely: taken if it is what came, since its digests are known already. Raises
+        BytesRefused when a bucket is missing or the whole is not `root` (when given), ManifestRefused, StageUnusable
+        when the stage was made anew meanwhile."""
         missing = [number for number in range(len(self._places)) if number not in self._digests]
         if missing:
             raise BytesRefused(
@@ -211,6 +219,8 @@ class StageWriter:
             )
         buckets = tuple(Bucket(place[0].tensors, self._digests[n]) for n, place in enumerate(self._places))
         manifest = Manifest(buckets, self._algorithm, aliases or {})
+        if manifest == likely:
+            manifest = likely
         if root and manifest.root != root:
             raise BytesRefused(f"the weights have digest {manifest.root[:12]} and were announced with {root[:12]}")
         whole_words = all(tensor.size % 8 == 0 for bucket in buckets for tensor in bucket.tensors)
