@@ -44,12 +44,18 @@ class Way:
     def __init__(self) -> None:
         self.done: list[str] = []
         self.hold: threading.Event | None = None
+        self.ahead: list[int] = []
+        self.looked = threading.Event()
 
     def details(self) -> dict[str, str]:
         return {"port": "1"}
 
     def join(self, seconds: float) -> None:
         self.done.append("join")
+
+    def look_ahead(self, number: int) -> None:
+        self.ahead.append(number)
+        self.looked.set()
 
     def prepare(self, number: int) -> tuple[dict[str, str], bytes]:
         return {"sizes": "1"}, b"x"
@@ -149,21 +155,10 @@ async def test_a_conversation_from_hello_to_sealed(trainer: Trainer) -> None:
     assert trainer.sender.deliveries["pod-0"].reason == ""
 
 
-async def test_the_first_bucket_is_made_before_it_is_asked_for(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[int] = []
-    asked = threading.Event()
-
-    def flat(weights: LiveWeights, number: int) -> torch.Tensor:
-        made.append(number)
-        asked.set()
-        return torch.zeros(1, dtype=torch.uint8)
-
-    monkeypatch.setattr(LiveWeights, "flat", flat)
+async def test_the_first_bucket_is_made_before_it_is_asked_for(trainer: Trainer) -> None:
     await trainer.hello()
-    assert await asyncio.to_thread(asked.wait, 5.0)
-    assert made == [0]
+    assert await asyncio.to_thread(trainer.ways[0].looked.wait, 5.0)
+    assert trainer.ways[0].ahead == [0]
 
 
 async def test_what_is_handed_over_is_kept_until_it_was_taken() -> None:

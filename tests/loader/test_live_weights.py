@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_rollout.transfer.handover import entry
+from sglang_rollout.transfer.handover import Entries
 from sglang_rollout.transfer.live_weights import LiveWeights, WeightsChanged
 from sglang_rollout.transfer.manifest import ManifestRefused
 
@@ -105,7 +105,10 @@ def test_what_cannot_be_sent_is_refused(tensors: Any, sentence: str) -> None:
 def test_an_entry_is_a_pickle_of_sglang_s_own_classes() -> None:
     bucket_module = pytest.importorskip("sglang.srt.weight_sync.tensor_bucket")
     weights = surveyed(some(), 10_000)
-    opened = pickle.loads(entry(weights.manifest.buckets[0], weights.flat(0)))
+    entries = Entries(weights.manifest.buckets[0])
+    first = entries.entry(weights.flat(0))
+    assert first == entries.entry(weights.flat(0))
+    opened = pickle.loads(first)
     assert all(type(one) is bucket_module.FlattenedTensorMetadata for one in opened["metadata"])
     bucket = bucket_module.FlattenedTensorBucket(
         flattened_tensor=opened["flattened_tensor"], metadata=opened["metadata"]

@@ -3,9 +3,10 @@ GPUs. Needs torch."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
-from .handover import collect, entry
+from .handover import Entries, collect
 from .link import Link
 from .live_weights import LiveWeights
 from .session import Hello
@@ -24,6 +25,10 @@ class Giving(Protocol):
         ...
 
     def join(self, seconds: float) -> None: ...
+    def look_ahead(self, number: int) -> None:
+        """Makes what prepare() will need, from any thread. Blocks. Raises WeightsChanged."""
+        ...
+
     def prepare(self, number: int) -> tuple[dict[str, str], bytes]:
         """Details and blob of the Payload. Blocks. Raises WeightsChanged."""
         ...
@@ -51,6 +56,9 @@ class Broadcasting:
 
     def join(self, seconds: float) -> None:
         self.engine_group.join(seconds)
+
+    def look_ahead(self, number: int) -> None:
+        self._weights.flat(number)
 
     def prepare(self, number: int) -> tuple[dict[str, str], bytes]:
         flat = self._weights.flat(number)
@@ -116,6 +124,8 @@ class HandingOver:
         self._weights = weights
         self._ranks = ranks
         self._lent: Any = None
+        self._entries: dict[int, Entries] = {}
+        self._lock = threading.Lock()
         self.transport = "CudaIpc"
 
     def details(self) -> dict[str, str]:
@@ -124,16 +134,26 @@ class HandingOver:
     def join(self, seconds: float) -> None:
         raise AssertionError("there is no group to join")
 
+    def look_ahead(self, number: int) -> None:
+        self._entries_of(number)
+        self._weights.flat(number)
+
     def prepare(self, number: int) -> tuple[dict[str, str], bytes]:
         import torch
 
+        entries = self._entries_of(number)
         flat = self._lent = self._weights.flat(number)
-        bucket = self._weights.manifest.buckets[number]
         if flat.is_cuda:
             torch.cuda.synchronize(flat.device)
         # By value, one is for all ranks; whoever opens a handle needs one of its own.
-        entries = [entry(bucket, flat) for _ in range(self._ranks if flat.is_cuda else 1)]
-        return {"sizes": ",".join(str(len(one)) for one in entries)}, b"".join(entries)
+        parts = [entries.entry(flat) for _ in range(self._ranks if flat.is_cuda else 1)]
+        return {"sizes": ",".join(str(len(part)) for part in parts)}, b"".join(parts)
+
+    def _entries_of(self, number: int) -> Entries:
+        with self._lock:
+            if number not in self._entries:
+                self._entries[number] = Entries(self._weights.manifest.buckets[number])
+            return self._entries[number]
 
     def give(self, number: int, seconds: float) -> None:
         """It went with the payload."""

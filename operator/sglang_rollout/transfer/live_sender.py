@@ -176,8 +176,9 @@ class _Conversation:
     def _look_ahead(self, number: int) -> None:
         """The first bucket is made while the engine still runs, the next while one travels; what goes wrong with it is
         told when it is asked for."""
-        if number < len(self._sending.weights.manifest.buckets):
-            making = asyncio.ensure_future(asyncio.to_thread(self._sending.weights.flat, number))
+        giving = self._giving
+        if giving is not None and number < len(self._sending.weights.manifest.buckets):
+            making = asyncio.ensure_future(asyncio.to_thread(giving.look_ahead, number))
             making.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _left(self) -> float:
