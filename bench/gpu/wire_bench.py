@@ -35,6 +35,7 @@ EXPECTING = {"peer_key": "bench", "expects_trainer": True}
 MOVE_SECONDS = 120.0
 TRAINER_SECONDS = 90.0
 LOG_BYTES = 4_000_000
+LAST_LINES = 12  # of an engine's log, which may be long ones
 VERSIONS = ("v1", "v2")
 
 
@@ -101,7 +102,7 @@ class Bench:
             self._launch(engines, extra)
         for one in self.pods:
             await one.put(one.desired(**EXPECTING))
-        reports = await asyncio.gather(*(one.serving() for one in self.pods))
+        reports = await asyncio.gather(*(_serving(one) for one in self.pods))
         found: dict[str, Any] = {"all serve, s": round(time.monotonic() - begin, 1)}
         self.serves = "v1"
         self.from_disk = await self.checksums(self.pod)
@@ -213,6 +214,21 @@ class Bench:
         one = one or self.pod
         await one.put(one.desired(move=wanted, **EXPECTING))
         return await one.until(lambda report: settled(wanted, report), MOVE_SECONDS)
+
+
+async def _serving(one: LocalPod) -> AgentReport:
+    """Raises RuntimeError as soon as its engine has ended."""
+    serving = asyncio.create_task(one.serving())
+    ended = asyncio.create_task(one.launcher_ended())
+    try:
+        await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            tail = "\n".join(one.log("engine.log").splitlines()[-LAST_LINES:])
+            raise RuntimeError(f"{one.folder.name} ended with {ended.result()} instead of serving:\n{tail}")
+        return await serving
+    finally:
+        serving.cancel()
+        ended.cancel()
 
 
 def settled(wanted: WeightMove, report: AgentReport) -> bool:
