@@ -144,3 +144,10 @@ async def test_a_member_only_checks_the_checkpoint(group: list[FakePod], version
     assert member.engine.rules.calls == []
     assert report.engine.weight_version == ""
     assert not report.engine.paused
+
+
+async def test_a_launcher_is_sent_to_the_next_agent_at_once(group: list[FakePod]) -> None:
+    task = await launched(group[0], "s0")
+    await group[0].stop_agent()
+    status, answer = await task
+    assert (status, answer["error"]) == (425, "the agent ends")

@@ -94,6 +94,8 @@ class Background:
         self.state = None
 
     async def close(self) -> None:
+        """No deadline: the stage must not be given up while a thread may still write to it, and no thread can be ended.
+        Where storage hangs for good, the kubelet ends the process."""
         self.cancel()
         if self._task is not None:
             await asyncio.wait([self._task])

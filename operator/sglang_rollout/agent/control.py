@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sglang_rollout.protocol.desired import AgentDesired, ExecutionState
-from sglang_rollout.protocol.launch import LaunchOrder
 from sglang_rollout.protocol.report import AgentIdentity, AgentReport, EngineState
 from sglang_rollout.serving.longpoll import ReportBoard
 
 from . import actions, plan
 from .actor import Actor
-from .engine_report import Waiting, engine_report
+from .engine_report import engine_report
 from .engine_watch import EngineWatch
 from .group import NotYet, StartGate
 from .kills import Kills
+from .launch_requests import LaunchRequests
 from .load_watch import LoadWatch
 from .move_report import move_report, prepare_report
 from .probe import GenerationProbe
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 1.0
 STARTING_TICK_SECONDS = 0.5
 REPEAT_SECONDS = 0.5  # between equal steps in a row
-LAUNCH_HOLD_SECONDS = 20.0
 DRAIN_TICK_SECONDS = 0.25
 DRAIN_MARGIN_SECONDS = 5.0  # for what was aborted to be gone
 RANK0_SECONDS = 2.0
@@ -60,9 +59,7 @@ class Control:
         self._clock = clock
         self._lease_term = lease_term
         self._woken = asyncio.Event()
-        self._launching = ""  # the start that waits for its order
-        self._last_start = ""  # the start that asked last of this process
-        self._waits_for = ""
+        self.launches = LaunchRequests(gate, actor, clock, self._publish, self._woken.set)
         self._pod_ends = False
         self._is_drained = asyncio.Event()
         self._message = ""
@@ -97,27 +94,6 @@ class Control:
         self._publish()
         return self.board.report
 
-    async def launch(self, start_id: str) -> LaunchOrder:
-        """Holds the launcher's request for a while. Raises NotYet."""
-        self._launching = self._last_start = start_id
-        deadline = self._clock() + LAUNCH_HOLD_SECONDS
-        while self._launching == start_id:
-            try:
-                start = await self._gate.ask(start_id)
-            except NotYet as reason:
-                self._waits_for = str(reason)
-                self._publish()
-                if self._clock() >= deadline:
-                    raise
-                await asyncio.sleep(REPEAT_SECONDS)
-                continue
-            self._actor.remember(joined=start.joined)
-            self._actor.save()
-            self._launching = self._waits_for = ""
-            self._woken.set()
-            return start.order
-        raise NotYet("a later start of the launcher has asked")
-
     async def drain(self) -> None:
         """The pod ends: returns when nothing runs any more, or when the time for it is over."""
         self._pod_ends = True
@@ -129,7 +105,7 @@ class Control:
 
     def identity(self) -> AgentIdentity:
         group = self.desired.group if self.desired else None
-        start = self._last_start or self._facts.start_id
+        start = self.launches.last_start or self._facts.start_id
         return AgentIdentity(self._settings.pod_uid, self._settings.rank, group.incarnation if group else 0, start)
 
     @property
@@ -162,6 +138,11 @@ class Control:
     def look(self) -> None:
         """The engine may have been changed: it is read again now."""
         self._woken.set()
+
+    def close(self) -> None:
+        """Whoever waits for a report or for a start is answered now, and asks the agent that comes next."""
+        self.launches.close()
+        self.board.close()
 
     # --- the loop ---
 
@@ -285,11 +266,8 @@ class Control:
         serving = self._facts.state is EngineState.SERVING and self._settings.rank == 0
         return self._load.has_drained() if serving else True
 
-    def _waiting(self) -> Waiting:
-        return Waiting(self._launching, self._waits_for)
-
     def _state(self) -> EngineState:
-        if self._launching:
+        if self.launches.waiting.start_id:
             return EngineState.WAITING
         if self._facts.state is EngineState.ABSENT:
             return EngineState.ABSENT
@@ -310,14 +288,14 @@ class Control:
                 lease_term=self._lease_term,
                 generation=desired.generation if desired else 0,
                 incarnation=desired.group.incarnation if desired and desired.group else 0,
-                engine=engine_report(self._watch, self._state(), situation, self._load.load, self._waiting()),
+                engine=engine_report(self._watch, self._state(), situation, self._load.load, self.launches.waiting),
                 move=move_report(situation) if situation else None,
                 prepare=prepare_report(situation) if situation else None,
                 stage=self._actor.stage_report(),
                 operations=[record.report for record in situation.operations] if situation else [],
                 probe_failure=self._kills.probe_failure(start),
                 drained=drained,
-                message=self._waits_for or self._message,
+                message=self.launches.waiting.reason or self._message,
             )
         )
         if drained:

@@ -80,7 +80,7 @@ async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asy
             loop = asyncio.create_task(control.run())
             yield loop
         finally:
-            control.board.close()
+            control.close()
             if loop is not None:
                 loop.cancel()
                 with contextlib.suppress(asyncio.CancelledError):

@@ -71,7 +71,7 @@ def launcher_app(control: Control) -> web.Application:
     async def launch(request: web.Request) -> web.Response:
         message = loads(LaunchRequest, await request.read())
         try:
-            return report_response(await control.launch(message.start_id))
+            return report_response(await control.launches.hold(message.start_id))
         except NotYet as reason:
             return error_response(TOO_EARLY, str(reason))
 
