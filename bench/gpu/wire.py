@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .commit_faults import agent_killed_in_commit
 from .trainer_process import interpreter, torch_environment
 from .wire_bench import Bench, Engines
 from .wire_faults import agent_killed, receiver_killed, sender_killed
@@ -116,6 +117,9 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
             Planned("kills", f"sender killed, {transport}", one, 45, partial(sender_killed, bench, transport, usual)),
             Planned("kills", f"agent killed, {transport}", one, 12, partial(agent_killed, bench, transport, usual)),
         ]
+    for point in ("apply:begun", "apply:written"):
+        call = partial(agent_killed_in_commit, bench, point, usual)
+        steps.append(Planned("kills", f"agent killed in a commit, {point}", one, 20, call))
     steps.append(Planned("kills", "commit after all", one, 20, lambda: final(bench, SHIPPED)))
     steps += [
         Planned("tp2", "TP 2: first transfers", tp2, 20, lambda: transfers(bench, ["Auto"], [SHIPPED, usual], 2)),
