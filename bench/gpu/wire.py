@@ -118,8 +118,8 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
             Planned("kills", f"agent killed, {transport}", one, 12, partial(agent_killed, bench, transport, usual)),
         ]
     for point in ("apply:begun", "apply:written"):
-        call = partial(agent_killed_in_commit, bench, point, usual)
-        steps.append(Planned("kills", f"agent killed in a commit, {point}", one, 20, call))
+        dying = partial(agent_killed_in_commit, bench, point, usual)
+        steps.append(Planned("kills", f"agent killed in a commit, {point}", one, 20, dying))
     steps.append(Planned("kills", "commit after all", one, 20, lambda: final(bench, SHIPPED)))
     steps += [
         Planned("tp2", "TP 2: first transfers", tp2, 20, lambda: transfers(bench, ["Auto"], [SHIPPED, usual], 2)),
