@@ -125,7 +125,7 @@ def test_no_stage_is_no_fault(tmp_path: Path) -> None:
 
 def test_the_pod_s_environment(tmp_path: Path) -> None:
     words = {pod.ENV_STAGE_MEDIUM: "Host", pod.ENV_STAGE_VERSIONS: "2", ENV_FOLDER: str(tmp_path)}
-    assert StageSettings.read(words) == StageSettings("Host", 2, 512 << 20, tmp_path)
+    assert StageSettings.read(words) == StageSettings("Host", 2, 1 << 30, tmp_path)
     assert StageSettings.read({}).medium == "None"
     with pytest.raises(ValueError, match="must be Host, Device or None"):
         StageSettings.read({pod.ENV_STAGE_MEDIUM: "Disk"})

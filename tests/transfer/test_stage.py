@@ -13,12 +13,14 @@ from sglang_rollout.transfer.digests import BLAKE2B, digest
 from sglang_rollout.transfer.manifest import Bucket, Manifest, Tensor, bucket_of, plan_buckets
 from sglang_rollout.transfer.stage import BytesRefused, Stage, reserve_host
 from sglang_rollout.transfer.stage_index import (
+    ALIGNMENT,
     INDEX,
     Placement,
     Region,
     StageUnusable,
     read_index,
     read_manifest,
+    region_bytes,
     slot_bytes,
 )
 
@@ -207,3 +209,24 @@ def test_a_stage_may_be_closed_and_found_again_while_a_thread_still_writes(tmp_p
         view[:] = b"x" * 300
     assert not again.holds(writer.seal("v1").root)
     assert read_index(tmp_path).slots[0].sealed is not None
+
+
+@given(st.lists(st.integers(0, 5000), min_size=1, max_size=40), st.integers(1, 8), st.integers(1, 20000))
+def test_over_several_gpus_any_buckets_of_the_size_that_is_promised_fit(
+    sizes: list[int], gpus: int, bucket_bytes: int
+) -> None:
+    tensors = [Tensor(f"t{number}", "U8", (size,)) for number, size in enumerate(sizes)]
+    largest = max(bucket_bytes, *sizes)
+    room = region_bytes(sum(sizes) + ALIGNMENT * (len(sizes) + 1), gpus, largest)
+    placement = Placement([Region(room, gpu=f"GPU-{number}", handle="00") for number in range(gpus)])
+    for bucket in plan_buckets(tensors, bucket_bytes):
+        placement.place(bucket)
+
+
+def test_a_bucket_that_lies_on_no_gpu_says_what_to_send_instead() -> None:
+    placement = Placement([Region(1000, gpu=f"GPU-{number}", handle="00") for number in range(2)])
+    placement.place(Bucket((Tensor("a", "U8", (300,)),)))
+    with pytest.raises(StageUnusable, match=r"1000 are the most that are left on one of its 2 GPUs: send smaller"):
+        placement.place(Bucket((Tensor("b", "U8", (1100,)),)))
+    with pytest.raises(StageUnusable, match="larger than those that the engine started from"):
+        placement.place(Bucket((Tensor("c", "U8", (3000,)),)))

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from sglang_rollout.transfer.cuda_driver import gpu_count
-from sglang_rollout.transfer.stage_index import INDEX, StageUnusable, read_index
+from sglang_rollout.transfer.stage_index import INDEX, StageUnusable, read_index, region_bytes
 
 from .settings import StageSettings
 
@@ -20,13 +20,12 @@ READY_SECONDS = 60.0
 CHUNK = 2 << 20
 
 
-def reserve_device(folder: Path, size: int, settings: StageSettings) -> None:
-    """A holder with slots of `size` bytes over the GPUs of the settings. A living one with as much is kept. Raises
-    StageUnusable, CudaError."""
+def reserve_device(folder: Path, size: int, largest: int, settings: StageSettings) -> None:
+    """A holder with slots of `size` bytes over the GPUs of the settings, for tensors of at most `largest` bytes. A
+    living one with as much is kept. Raises StageUnusable, CudaError."""
     gpus = settings.gpus or tuple(range(gpu_count()))
-    each = -(-size // len(gpus))
-    if len(gpus) > 1:
-        each += settings.bucket_bytes  # a bucket lies whole on one GPU
+    # A bucket, and so a tensor, lies whole on one GPU.
+    each = region_bytes(size, len(gpus), max(settings.bucket_bytes, largest))
     each = -(-each // CHUNK) * CHUNK
     wanted = {"bytes": each, "slots": settings.versions, "gpus": list(gpus)}
     if _living(folder, wanted):

@@ -32,7 +32,7 @@ class StageSettings:
         return cls(
             medium,
             int(environment.get(pod.ENV_STAGE_VERSIONS, "1")),
-            int(environment.get(pod.ENV_STAGE_BUCKET_BYTES, 512 << 20)),
+            int(environment.get(pod.ENV_STAGE_BUCKET_BYTES, 1 << 30)),
             Path(environment.get(ENV_FOLDER, DEFAULT_FOLDER)),
             tuple(int(word) for word in environment.get(pod.ENV_STAGE_GPUS, "").split(",") if word),
         )

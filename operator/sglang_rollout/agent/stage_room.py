@@ -77,7 +77,8 @@ class StageRoom:
         size = room_for(checkpoint)
         try:
             if self._settings.medium == "Device":
-                reserve_device(self.folder, size, self._settings)
+                largest = max((tensor.size for tensor in checkpoint.tensors), default=0)
+                reserve_device(self.folder, size, largest, self._settings)
                 self.stage = self._open()
             else:
                 self._leave_room(size)

@@ -19,7 +19,11 @@ class Staging(ApiModel):
         " checkpoints by themselves and take no weights from a trainer but Direct and Colocated ones.",
     )
     versions: int = Field(default=1, ge=1, le=2, description="How many versions of the weights fit.")
-    bucket_size: Quantity = Field(default="512Mi", description="Size of one transfer bucket.")
+    bucket_size: Quantity = Field(
+        default="1Gi",
+        description="Largest bucket of a trainer's weights that a stage over several GPUs of one pod always has room "
+        "for: a bucket lies whole on one of them, so some room is added on each.",
+    )
 
 
 class GpuAccess(ApiModel):

@@ -166,14 +166,27 @@ class Placement:
         room = [region.size - used for region, used in zip(self._regions, self._used, strict=True)]
         chosen = max(range(len(room)), key=lambda i: room[i], default=None)
         if chosen is None or room[chosen] < bucket.size:
-            total = sum(region.size for region in self._regions)
-            raise StageUnusable(
-                f"a bucket of {bucket.size} bytes does not fit: {sum(self._used)} of the slot's {total} bytes are "
-                "taken, give the stage more memory"
-            )
+            raise StageUnusable(self._no_room(bucket.size, room))
         offset = self._used[chosen]
         self._used[chosen] = -(-(offset + bucket.size) // ALIGNMENT) * ALIGNMENT
         return chosen, offset
+
+    def _no_room(self, size: int, room: Sequence[int]) -> str:
+        total = sum(region.size for region in self._regions)
+        taken = f"a bucket of {size} bytes does not fit: {sum(self._used)} of the slot's {total} bytes are taken"
+        if sum(room) >= size:
+            return (
+                f"{taken}, and {max(room)} are the most that are left on one of its {len(room)} GPUs: send smaller "
+                "buckets (bucket_bytes), or set agent.staging.bucketSize to their size"
+            )
+        return f"{taken}: these weights are larger than those that the engine started from"
+
+
+def region_bytes(size: int, regions: int, largest: int) -> int:
+    """What each of several regions of a slot needs so that `size` bytes, alignment included, fit in whatever buckets
+    of at most `largest` bytes they come: as long as less than size + (regions - 1) x largest are taken, some region
+    has room for one more."""
+    return -(-(size + (regions - 1) * largest) // regions)
 
 
 def slot_bytes(manifest: Manifest) -> int:

@@ -15,11 +15,11 @@ from typing import Any
 from ..cuda_driver import CudaDriver, CudaError
 from ..manifest import Bucket
 from . import PEER_COPY, Meeting, Target, TransportBroken, TransportUnable
+from .exported import ExportedBuckets, ExportPool
 
 POLL_SECONDS = 0.0001
 LANES = 2  # the next copy is under way when one is seen to have ended
 PROBE_BYTES = 1 << 20
-ROUND = 2 << 20  # what cuMemAlloc rounds up to
 _PROCESS = secrets.token_hex(8)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
 
@@ -72,19 +72,18 @@ class PeerCopySender:
         from ..gpu_bytes import flat_at
 
         self._device = device
-        self._taken: dict[int, _Exported] = {}
-        self._closing: dict[int, list[_Exported]] = {}
         try:
-            self._driver = CudaDriver(device)
-            self._probe = self._take(PROBE_BYTES)
+            if device not in _POOLS:
+                _POOLS[device] = ExportPool(CudaDriver(device))
+            self._buckets = ExportedBuckets(_POOLS[device], PROBE_BYTES)
         except CudaError as error:
             raise TransportUnable(f"no memory of GPU {device} can be exported: {error}") from error
         with torch.cuda.device(device):
-            flat_at(self._probe.address, PROBE_BYTES).copy_(_pattern())
+            flat_at(self._buckets.probe.address, PROBE_BYTES).copy_(_pattern())
             torch.cuda.synchronize(device)
 
     def details(self, rank: int) -> dict[str, str]:
-        return {"probe": self._probe.handle, "process": _PROCESS}
+        return {"probe": self._buckets.probe.handle, "process": _PROCESS}
 
     def gather(self, seconds: float) -> None:
         """There is nothing to gather: each agent opens what it is told."""
@@ -92,62 +91,28 @@ class PeerCopySender:
     def buffer(self, number: int, size: int) -> Any:
         from ..gpu_bytes import flat_at
 
-        idle = _IDLE.setdefault(self._device, [])
-        if not any(one.size >= size for one in idle):
-            self._closing[number], _IDLE[self._device] = idle, []
         try:
-            self._taken[number] = self._take(size)
+            taken = self._buckets.take(number, size)
         except CudaError as error:
             raise TransportBroken(f"no {size} bytes of GPU memory for a bucket: use smaller ones ({error})") from error
-        return flat_at(self._taken[number].address, max(size, 1))[:size]
+        return flat_at(taken.address, max(size, 1))[:size]
 
     def load(self, number: int, pieces: Sequence[Any]) -> dict[str, str]:
-        closing = ",".join(one.handle for one in self._closing.get(number, ()))
-        return {"handle": self._taken[number].handle, "close": closing, "process": _PROCESS}
+        handle, closing = self._buckets.handles(number)
+        return {"handle": handle, "close": ",".join(closing), "process": _PROCESS}
 
     def send(self, number: int, seconds: float) -> None:
         """The agents pull; their word that they have it is what counts."""
 
     def free(self, number: int) -> None:
-        for one in self._closing.pop(number, ()):
-            one.give_back()
-        if number in self._taken:
-            _IDLE.setdefault(self._device, []).append(self._taken.pop(number))
+        self._buckets.free(number)
 
     def abort(self) -> None:
-        """An agent that is lost may still read: memory is used again, and what it reads then is nobody's."""
-        idle = _IDLE.setdefault(self._device, [])
-        for several in self._closing.values():
-            idle.extend(several)
-        idle.extend(self._taken.values())
-        idle.append(self._probe)
-        self._closing.clear()
-        self._taken.clear()
-
-    def _take(self, size: int) -> _Exported:
-        idle = _IDLE.setdefault(self._device, [])
-        fitting = [one for one in idle if one.size >= size]
-        if not fitting:
-            return _Exported(self._driver, size)
-        chosen = min(fitting, key=lambda one: one.size)
-        idle.remove(chosen)
-        return chosen
+        self._buckets.abort()
 
 
-class _Exported:
-    def __init__(self, driver: CudaDriver, size: int) -> None:
-        """Raises CudaError."""
-        self._driver = driver
-        self.size = -(-max(size, 1) // ROUND) * ROUND
-        self.address = driver.allocate(self.size)
-        self.handle = driver.export(self.address)
-
-    def give_back(self) -> None:
-        self._driver.free(self.address)
-
-
-_IDLE: dict[int, list[_Exported]] = {}
-"""Exported memory that no bucket needs, by GPU: it outlives groups, since agents keep it open."""
+_POOLS: dict[int, ExportPool] = {}
+"""By GPU: what is exported outlives groups, since agents keep it open."""
 
 _OPENED: dict[str, dict[str, int]] = {}
 """Addresses of what this process has opened, by sender's process and handle: opening takes milliseconds."""
