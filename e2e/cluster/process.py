@@ -168,6 +168,7 @@ def stop_daemon(mark: Path, *, grace: float = 30) -> None:
                 break
         else:
             raise ClusterError(f"process {known.pid} ({mark.stem}) does not end, not even by SIGKILL")
+        _reap(known.pid)
     mark.unlink(missing_ok=True)
 
 

@@ -54,6 +54,8 @@ def test_daemon_is_found_by_its_mark_and_stopped(tmp_path: Path) -> None:
     assert not started.alive
     assert not mark.exists()
     assert daemon(mark) is None
+    with pytest.raises(ChildProcessError):  # it was reaped, however fast it ended
+        os.waitpid(started.pid, os.WNOHANG)
 
 
 def test_a_pid_used_again_is_not_taken_for_the_daemon(tmp_path: Path) -> None:
