@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
 
 from ..api import Spec, names
 from ..protocol.desired import AgentDesired, Execution, ExecutionState
 from ..protocol.routing import RouterDesired, RouterReport
-from ..protocol.weights import PauseMode, WeightVersion
-from ..resources import UnusableSpec, fleet_children, headless_service, stateful_set
-from . import diagnosis, groups, members, memory, operations, removals, revisions, routing, weights
+from ..protocol.weights import PauseMode
+from . import children, diagnosis, groups, members, memory, news, operations, removals, revisions, routing, weights
 from .engines import EngineView, view_engines
 from .fleet_facts import FleetFacts
 from .groups import GroupState
 from .memory import MemoryPlan
 from .observed import Observed, PodView
 from .operations import OperationsPlan
-from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, EventNote, Plan, Rest, soonest
+from .planned import ANNOTATION_SPEC_HASH, DeleteOrder, Plan, Rest, soonest
 from .revisions import Revision
 from .summary import router_url, summarize
 from .versions import is_allowed
@@ -64,7 +62,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     wake = soonest(moved.wake, ordered.wake, lost_in, *(state.wake for state in states.values()))
 
     def rest() -> Rest:
-        manifests, spec_error = _manifests(observed, engines, revision, moved.boot, engine_stamp, router_stamp)
+        manifests, spec_error = children.manifests(observed, engines, revision, moved.boot, engine_stamp, router_stamp)
         facts = FleetFacts(
             engines=engines,
             groups=states,
@@ -77,11 +75,11 @@ def plan(observed: Observed, now: datetime) -> Plan:
             router_behind=_router_behind(observed, router_stamp),
             weights=moved.status,
             outdated=revision.outdated,
-            problems=_problems(engines, moved),
+            problems=news.problems(engines, moved),
             fleet_problems=(*diagnosis.children_problems(observed), *diagnosis.router_problems(observed.router_pods)),
             spec_error=spec_error,
             router_url=router_url(rollout),
-            lost=_lost(observed, now),
+            lost=news.lost(observed, now),
             lacking_flags=residency.lacking,
             ordered=ordered,
         )
@@ -94,7 +92,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
             events=(
                 *moved.events,
                 *ordered.events,
-                *_events(observed, engines, states, residency, facts.lost, removed),
+                *news.events(observed, engines, states, residency, facts.lost, removed),
             ),
         )
 
@@ -227,51 +225,6 @@ def _router_behind(observed: Observed, stamp: str) -> str:
     return revisions.router_behind(observed.router_pods, rollout.spec, stamp)
 
 
-def _manifests(
-    observed: Observed,
-    engines: tuple[EngineView, ...],
-    revision: Revision,
-    boot: WeightVersion,
-    engine_stamp: str,
-    router_stamp: str,
-) -> tuple[tuple[Mapping[str, Any], ...], str]:
-    """The children to apply. Names that belong to somebody else are left alone; diagnosis says so."""
-    rollout, context = observed.rollout, observed.context
-    try:
-        manifests = [
-            _stamped(manifest, router_stamp) if manifest["kind"] == "Deployment" else manifest
-            for manifest in fleet_children(rollout, context, boot)
-        ]
-        for index in (engine.index for engine in engines if engine.wanted):
-            manifests.append(headless_service(rollout, index))
-            if index in revision.render:
-                manifests.append(_stamped(stateful_set(rollout, context, index), engine_stamp))
-    except UnusableSpec as error:
-        return (), str(error)
-    uid = rollout.metadata.uid
-    free = [
-        manifest
-        for manifest in manifests
-        if (child := observed.children.get((manifest["kind"], manifest["metadata"]["name"]))) is None
-        or (child.owner_uid == uid and not child.terminating)
-    ]
-    return tuple(free), ""
-
-
-def _stamped(manifest: Mapping[str, Any], stamp: str) -> dict[str, Any]:
-    """A workload with the hash of the spec on itself and on its pods."""
-
-    def annotate(metadata: Mapping[str, Any]) -> dict[str, Any]:
-        return {**metadata, "annotations": {**metadata.get("annotations", {}), ANNOTATION_SPEC_HASH: stamp}}
-
-    template = manifest["spec"]["template"]
-    return {
-        **manifest,
-        "metadata": annotate(manifest["metadata"]),
-        "spec": {**manifest["spec"], "template": {**template, "metadata": annotate(template["metadata"])}},
-    }
-
-
 def _agents(
     observed: Observed,
     engines: tuple[EngineView, ...],
@@ -334,65 +287,3 @@ def _pod_deletes(states: Mapping[int, GroupState], revision: Revision) -> tuple[
     pods = {pod.uid: pod for state in states.values() for pod in state.deletes}
     pods |= {pod.uid: pod for pod in revision.deletes}
     return tuple(DeleteOrder("Pod", pod.name, pod.uid) for pod in pods.values())
-
-
-def _problems(engines: tuple[EngineView, ...], moved: WeightsPlan) -> dict[int, str]:
-    found = {engine.index: diagnosis.engine_problem(engine) for engine in engines if engine.wanted}
-    found |= {engine.index: f"engine {engine.name}: {engine.unlike}" for engine in engines if engine.unlike}
-    for engine in engines:
-        if engine.index in moved.stranded and not found.get(engine.index):
-            found[engine.index] = diagnosis.stranded(engine, moved.status.version)
-    return {index: problem for index, problem in found.items() if problem}
-
-
-def _lost(observed: Observed, now: datetime) -> dict[int, str]:
-    """Engines with a pod that cannot end, with a sentence for each."""
-    return {
-        pod.engine: f"pod {pod.name} does not end: its node {pod.node} does not answer; another engine takes its place"
-        for pod in members.lost_pods(observed.pods, now)
-        if pod.engine is not None
-    }
-
-
-def _events(
-    observed: Observed,
-    engines: tuple[EngineView, ...],
-    states: Mapping[int, GroupState],
-    residency: MemoryPlan,
-    lost: Mapping[int, str],
-    removed: tuple[DeleteOrder, ...],
-) -> tuple[EventNote, ...]:
-    notes = [
-        EventNote(
-            "Normal", "EngineRestarting", f"engine {index} starts again with the flags that releasing memory needs"
-        )
-        for index in sorted(residency.restarts)
-    ]
-    replaced = {order.name for order in removed if order.kind == "StatefulSet"}
-    fleet = observed.rollout.metadata.name
-    notes += [
-        EventNote("Warning", "EngineReplaced", text)
-        for index, text in sorted(lost.items())
-        if names.engine_name(fleet, index) in replaced
-    ]
-    notes += [
-        EventNote("Warning", "PauseTurnedIntoRetract", f"engine {engine.name}: {engine.turned_pause}")
-        for engine in engines
-        if engine.turned_pause and engine.record.message != engine.turned_pause
-    ]
-    notes += [
-        EventNote("Warning", "WeightsDiffer", f"engine {engine.name}: {engine.unlike}; it starts again")
-        for engine in engines
-        if engine.unlike and engine.unlike not in engine.record.message
-    ]
-    records = {record.name: record for record in observed.rollout.status.engines}
-    for index, state in sorted(states.items()):
-        name = names.engine_name(fleet, index)
-        before = records.get(name)
-        if state.deletes:
-            notes.append(EventNote("Warning", "GroupRecreated", f"engine {name}: {state.message}"))
-        if state.exhausted:
-            notes.append(EventNote("Warning", "RestartBudgetExhausted", f"engine {name}: {state.message}"))
-        if before is not None and before.incarnation and state.incarnation > before.incarnation:
-            notes.append(EventNote("Normal", "EngineRestarted", f"engine {name} is incarnation {state.incarnation}"))
-    return tuple(notes)
