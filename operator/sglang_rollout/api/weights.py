@@ -14,7 +14,7 @@ from .schema import ApiModel, Rule, list_type
 Version = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[!-~]([ -~]*[!-~])?$")]
 
 SourceType = Literal["Disk", "Distributed", "Colocated", "External"]
-Transport = Literal["Auto", "NCCL", "Gloo", "PeerCopy", "NIXL"]
+Transport = Literal["Auto", "NCCL", "Gloo", "PeerCopy"]
 
 
 class DiskSource(ApiModel):
