@@ -1,5 +1,5 @@
-"""python -m bench.weights wire | commits: staging over Gloo beside a bare broadcast, and the stall of a commit beside
-SGLang's own updates; prints a table, or JSON."""
+"""python -m bench.weights wire | peer | commits: staging over Gloo beside a bare broadcast, a catch-up from another
+agent beside a bare socket, and the stall of a commit beside SGLang's own updates; prints a table, or JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from . import commits, wire
+from . import commits, peer, wire
 
 MIB = 1 << 20
 DIMENSIONS = {"tiny": (128, 2), "1g": (2048, 13)}
@@ -18,16 +18,16 @@ DIMENSIONS = {"tiny": (128, 2), "1g": (2048, 13)}
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.weights", description=__doc__)
-    parser.add_argument("what", choices=("wire", "commits"))
-    parser.add_argument("--mib", type=int, nargs="+", default=[128, 1024], help="wire: sizes of the model")
+    parser.add_argument("what", choices=("wire", "peer", "commits"))
+    parser.add_argument("--mib", type=int, nargs="+", default=[128, 1024], help="wire, peer: sizes of the model")
     parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2], help="wire: agents")
-    parser.add_argument("--bucket-mib", type=int, default=64, help="wire: of a bucket")
+    parser.add_argument("--bucket-mib", type=int, default=64, help="wire, peer: of a bucket")
     parser.add_argument("--models", choices=DIMENSIONS, nargs="+", default=list(DIMENSIONS), help="commits")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     figures: list[dict[str, Any]] = []
-    for words, found in _wire(given) if given.what == "wire" else _commits(given):
+    for words, found in {"wire": _wire, "peer": _peer, "commits": _commits}[given.what](given):
         figures.append(found)
         if not given.json:
             print(words, flush=True)
@@ -48,6 +48,17 @@ def _wire(given: argparse.Namespace) -> Any:
                 f"{found.share:.0%} of it ({found.gigabytes_a_second:.2f} GB/s)",
                 found.to_object(),
             )
+
+
+def _peer(given: argparse.Namespace) -> Any:
+    for size in given.mib:
+        found = asyncio.run(peer.measure(size * MIB, given.bucket_mib * MIB, given.repeats))
+        yield (
+            f"{found.size / MIB:7.0f} MiB from a peer: ours {found.ours:.3f} s, bare {found.bare:.3f} s, "
+            f"{found.share:.0%} of it ({found.gigabytes_a_second:.2f} GB/s); {found.ours_spent:.2f} s of a processor "
+            f"for a GB, bare {found.bare_spent:.2f} s",
+            found.to_object(),
+        )
 
 
 def _commits(given: argparse.Namespace) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_rollout.transfer import cuda_driver
+from sglang_rollout.transfer import cuda_driver, regions
 from sglang_rollout.transfer.cuda_driver import CudaDriver, CudaError, gpu_name, ordinal_at
 from sglang_rollout.transfer.regions import DeviceRegion
 from sglang_rollout.transfer.stage_index import Region, device_index, read_index
@@ -35,6 +35,8 @@ class PlayedDriver:
             if name in ("cuMemAlloc_v2", "cuIpcOpenMemHandle_v2"):
                 arguments[0]._obj.value = ctypes.addressof(self.memory) + self.before
             if name == "cuMemcpyHtoD_v2":
+                ctypes.memmove(arguments[0].value, arguments[1].value, arguments[2].value)
+            if name == "cuMemcpyDtoH_v2":
                 ctypes.memmove(arguments[0].value, arguments[1].value, arguments[2].value)
             if name == "cuGetErrorName":
                 arguments[1]._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
@@ -68,6 +70,40 @@ def test_nothing_is_copied_when_filling_fails(played: PlayedDriver) -> None:
     with pytest.raises(ZeroDivisionError), region.window(0, 4):
         raise ZeroDivisionError
     assert "cuMemcpyHtoD_v2" not in played.calls
+
+
+def test_host_buffers_are_pinned_once_and_used_again(played: PlayedDriver) -> None:
+    region = DeviceRegion(CudaDriver(), "00" * 64)
+    for begin in range(3):
+        with region.window(begin * 8, 4) as view:
+            view[:] = b"%04d" % begin
+        with region.look(begin * 8, 4) as seen:
+            assert bytes(seen) == b"%04d" % begin
+    assert played.calls.count("cuMemHostRegister_v2") == 1
+    with region.look(0, 4), region.look(8, 4):
+        region.close()
+        assert "cuMemHostUnregister" not in played.calls
+    assert played.calls.count("cuMemHostRegister_v2") == played.calls.count("cuMemHostUnregister") == 2
+
+
+def test_memory_that_cannot_be_pinned_serves_too(played: PlayedDriver) -> None:
+    played.fails["cuMemHostRegister_v2"] = 2
+    region = DeviceRegion(CudaDriver(), "00" * 64)
+    with region.window(0, 4) as view:
+        view[:] = b"abcd"
+    with region.look(0, 4) as seen:
+        assert bytes(seen) == b"abcd"
+    region.close()
+    assert "cuMemHostUnregister" not in played.calls
+
+
+def test_a_window_larger_than_a_pinned_buffer(played: PlayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regions, "PIECE", 64)
+    region = DeviceRegion(CudaDriver(), "00" * 64)
+    with region.window(0, 65) as view:
+        view[:] = b"x" * 65
+    assert played.memory.raw[:66] == b"x" * 65 + bytes(1)
+    assert "cuMemHostRegister_v2" not in played.calls
 
 
 def test_the_driver_s_own_word_is_told(played: PlayedDriver) -> None:

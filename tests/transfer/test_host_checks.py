@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sglang_rollout.transfer.digests import ALGORITHMS, BLAKE2B, UnknownDigest, digest
 from sglang_rollout.transfer.dtypes import DTYPES
-from sglang_rollout.transfer.host_checks import CHUNK, check_bucket, nonfinite, word_sum
+from sglang_rollout.transfer.host_checks import CHUNK, BucketCheck, check_bucket, nonfinite, spans, word_sum
 from sglang_rollout.transfer.manifest import Tensor, bucket_of
 
 
@@ -94,3 +94,19 @@ def test_a_digest_tells_bytes_apart_and_unknown_ones_are_refused() -> None:
     assert digest(BLAKE2B, memoryview(b"")) == digest(BLAKE2B, memoryview(b""))
     with pytest.raises(UnknownDigest, match="'md5' cannot be computed here"):
         digest("md5", memoryview(b""))
+
+
+@given(st.lists(st.integers(0, 3 * CHUNK // 2), min_size=1, max_size=5), st.integers(1, 4))
+def test_bytes_that_come_span_by_span_are_checked_alike(lengths: list[int], chunks: int) -> None:
+    bucket = bucket_of([Tensor(f"t{n}", "F8_E4M3", (length,)) for n, length in enumerate(lengths)])
+    data = memoryview(np.random.default_rng(len(lengths)).integers(0, 256, bucket.size, dtype=np.uint8).tobytes())
+    check, reached = BucketCheck(BLAKE2B), 0
+    for span in spans(bucket, chunks * CHUNK):
+        assert span.begin == reached
+        assert 0 < span.size <= chunks * CHUNK or not span.size
+        reached += span.size
+        check.add(data[span.begin : reached], span)
+    assert reached == bucket.size
+    found = check.found()
+    assert found == check_bucket(data, bucket, BLAKE2B)
+    assert found.digest == digest(BLAKE2B, data)

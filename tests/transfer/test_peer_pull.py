@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import socket
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +21,11 @@ from sglang_rollout.protocol.pod import PATH_STAGE
 from sglang_rollout.serving.errors import json_errors
 from sglang_rollout.transfer import peer_pull
 from sglang_rollout.transfer.hook_report import HookReport, write_report
-from sglang_rollout.transfer.manifest import Manifest
+from sglang_rollout.transfer.manifest import Manifest, Tensor
 from sglang_rollout.transfer.peer_pull import PeersFailed, pull
 from sglang_rollout.transfer.peer_reports import ReportsUnread, peer_reports
 from sglang_rollout.transfer.stage import Stage, reserve_host
-from sglang_rollout.transfer.stage_index import StageUnusable
+from sglang_rollout.transfer.stage_index import Region, StageUnusable, device_index
 
 from .test_stage import SLOT, fill, staged_bytes
 from .weights import some_weights
@@ -33,10 +36,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass
 class Keeper:
-    """An agent that keeps a version; `meddle` sees every request before the door does."""
+    """An agent that keeps a version; `meddle` sees every request before the door does. door_stage: given instead of
+    `stage`."""
 
     stage: Stage
     manifest: Manifest
+    door_stage: Stage | None = None
     address: str = ""
     meddle: Callable[[web.Request], Awaitable[web.StreamResponse | None]] | None = None
 
@@ -47,6 +52,7 @@ class Peers:
         self._runners: list[web.AppRunner] = []
         self.session = aiohttp.ClientSession()
         self.here = reserve_host(folder / "here", SLOT, 2)
+        self.slot = "b"
         self.progress: list[tuple[int, int]] = []
 
     async def keeper(self, seed: int = 1) -> Keeper:
@@ -59,7 +65,7 @@ class Peers:
             return answer or await handler(request)
 
         app = web.Application(middlewares=[json_errors, meddle])
-        StageDoor(lambda: stage, lambda: KEY).serve(app)
+        StageDoor(lambda: keeper.door_stage or stage, lambda: KEY).serve(app)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         self._runners.append(runner)
         await runner.setup()
@@ -78,7 +84,7 @@ class Peers:
             "1",
             key,
             self.here,
-            "b",
+            self.slot,
             lambda done, of: self.progress.append((done, of)),
             seconds,
         )
@@ -195,7 +201,7 @@ async def test_a_peer_that_lies_changes_nothing(peers: Peers, lie: str) -> None:
         return None
 
     liar.meddle = meddle
-    with pytest.raises(PeersFailed, match=r"manifest is not|has digest|ends after|has more than"):
+    with pytest.raises(PeersFailed, match=r"manifest is not|has digest|ends after|has more bytes"):
         await peers.pull(liar)
     assert not peers.held(liar.manifest)
     manifest = await peers.pull(liar, honest)
@@ -203,7 +209,7 @@ async def test_a_peer_that_lies_changes_nothing(peers: Peers, lie: str) -> None:
 
 
 async def test_a_slot_given_up_meanwhile_cuts_its_reader_off(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage_door, "CHUNK", 64)
+    monkeypatch.setattr(stage_door, "PIECE", 64)
     keeper = await peers.keeper()
     looks = 0
     real = stage_door._holds
@@ -218,6 +224,111 @@ async def test_a_slot_given_up_meanwhile_cuts_its_reader_off(peers: Peers, monke
     monkeypatch.setattr(stage_door, "_holds", given_up)
     with pytest.raises(PeersFailed):
         await peers.pull(keeper)
+    assert not peers.held(keeper.manifest)
+
+
+class PlayedGpu:
+    """The part of a driver that a stage needs; device memory is host memory here, one piece for each handle."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        self.memory = {handle: ctypes.create_string_buffer(size) for handle, size in sizes.items()}
+        self.pinned = 0
+
+    def open(self, handle: str) -> int:
+        return ctypes.addressof(self.memory[handle])
+
+    def copy_in(self, address: int, host: int, size: int) -> None:
+        ctypes.memmove(address, host, size)
+
+    def copy_out(self, host: int, address: int, size: int) -> None:
+        ctypes.memmove(host, address, size)
+
+    def register(self, host: int, size: int) -> None:
+        self.pinned += 1
+
+
+def on_gpus(folder: Path, gpu: PlayedGpu, handles: list[str]) -> Stage:
+    device_index(folder, [[Region(SLOT, gpu=f"GPU-{handle}", handle=handle) for handle in handles]])
+    return Stage(folder, gpu)  # type: ignore[arg-type]
+
+
+async def test_from_gpu_memory_into_gpu_memory(peers: Peers, tmp_path: Path) -> None:
+    gpu = PlayedGpu(dict.fromkeys("0123", SLOT))
+    keeper = await peers.keeper()
+    taken = await peers.pull(keeper)
+    # A slot over two GPUs reads from one that lies in shared memory, and a third stage from that one.
+    first, second = on_gpus(tmp_path / "first", gpu, ["0", "1"]), on_gpus(tmp_path / "second", gpu, ["2", "3"])
+    peers.here, peers.slot = first, "a"
+    assert (await peers.pull(keeper)).root == taken.root
+    keeper.door_stage = first
+    peers.here = second
+    assert (await peers.pull(keeper)).root == taken.root
+    assert any(gpu.memory["0"].raw)
+    assert gpu.memory["2"].raw == gpu.memory["0"].raw
+    assert gpu.memory["3"].raw == gpu.memory["1"].raw
+    assert 0 < gpu.pinned <= 4 * peer_pull.IN_FLIGHT
+
+
+async def test_a_reader_that_takes_nothing_holds_nobody_up(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More bytes than sockets take; the agent's loop goes on meanwhile, and it is cut off in the end."""
+    monkeypatch.setattr(stage_door, "SEND_SECONDS", 0.3)
+    ended, cut_off = asyncio.Event(), stage_door._cut_off
+
+    def told(request: web.Request) -> None:
+        cut_off(request)
+        ended.set()
+
+    monkeypatch.setattr(stage_door, "_cut_off", told)
+    keeper = await peers.keeper()
+    large = Tensor("large", "I8", (16 << 20,))
+    keeper.door_stage = reserve_host(keeper.stage.folder.parent / "large", large.size, 1)
+    root = fill(keeper.door_stage, "a", {"large": (large, bytes(large.size))}, "1").root
+    host, _, port = keeper.address.partition(":")
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        reader.connect((host, int(port)))
+        path = f"{PATH_STAGE}/{root}/buckets/0"
+        reader.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode())
+        url = f"http://{keeper.address}{PATH_STAGE}/{root}/manifest"
+        async with peers.session.get(url, headers={"Authorization": f"Bearer {KEY}"}) as answer:
+            assert answer.status == 200
+        reader.settimeout(5.0)
+        await asyncio.wait_for(ended.wait(), 10.0)
+        got = 0
+        while count := len(await asyncio.to_thread(reader.recv, 1 << 20)):
+            got += count
+        assert 0 < got < large.size
+
+
+async def test_nothing_is_written_after_a_pull_was_cancelled(peers: Peers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a bucket: what the peer sends later goes nowhere."""
+    monkeypatch.setattr(peer_pull, "IN_FLIGHT", 1)
+    keeper = await peers.keeper()
+    half, rest = asyncio.Event(), asyncio.Event()
+
+    async def meddle(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/buckets/1"):
+            return None
+        size = keeper.manifest.buckets[1].size
+        answer = web.StreamResponse(headers={"Content-Length": str(size)})
+        await answer.prepare(request)
+        await answer.write(b"x" * (size // 2))
+        half.set()
+        await rest.wait()
+        request.transport.abort()  # type: ignore[union-attr]
+        return answer
+
+    keeper.meddle = meddle
+    pulling = asyncio.create_task(peers.pull(keeper))
+    await half.wait()
+    pulling.cancel()
+    pulling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(pulling, 5.0)
+    written = (peers.here.folder / "b.bytes").read_bytes()
+    rest.set()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("peer-pull")]
+    assert (peers.here.folder / "b.bytes").read_bytes() == written
     assert not peers.held(keeper.manifest)
 
 

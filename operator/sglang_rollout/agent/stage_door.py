@@ -4,8 +4,12 @@ They show the key that the operator gave to all of them, since they hold no toke
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
+import logging
+import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from aiohttp import web
@@ -15,17 +19,25 @@ from sglang_rollout.serving.errors import Forbidden, Refusal
 from sglang_rollout.serving.trust import bearer_token
 from sglang_rollout.transfer.hook_report import read_reports
 from sglang_rollout.transfer.manifest import Manifest
+from sglang_rollout.transfer.outlast import outlast
+from sglang_rollout.transfer.regions import PIECE, OpenRegion
 from sglang_rollout.transfer.stage import Stage
 from sglang_rollout.transfer.stage_index import Placement, SlotEntry, StageUnusable, read_index, read_manifest
 
-CHUNK = 2 << 20  # of a bucket, between looks at whether the slot still holds it
-SEND_SECONDS = 30.0  # for a chunk: a reader that takes longer has gone
+SEND_SECONDS = 30.0  # for a piece: a reader that takes longer has gone
+THREADS = 16  # that send: as many pieces are on their way at once, however many readers there are
+
+log = logging.getLogger(__name__)
 
 
 class NotStaged(Refusal):
     """These weights are not staged here, or not any more."""
 
     status = 404
+
+
+class _CutOff(Exception):
+    """The reader does not get the rest; says why."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class StageDoor:
     def __init__(self, stage: Callable[[], Stage | None], key: Callable[[], str]) -> None:
         self._stage = stage
         self._key = key
+        self._threads = ThreadPoolExecutor(THREADS, "stage-door")
         self._kept: _Kept | None = None  # the last one asked for: whoever reads one bucket reads them all
 
     def serve(self, app: web.Application) -> None:
@@ -72,17 +85,47 @@ class StageDoor:
         answer = web.StreamResponse(headers={"Content-Length": str(size)})
         answer.content_type = "application/octet-stream"
         await answer.prepare(request)
-        for offset in range(0, size, CHUNK):
-            if not _holds(stage, kept.slot, root):
-                # Cut off: an answer that only looks whole would be worse.
-                assert request.transport is not None
-                request.transport.abort()
-                return answer
-            with bytes_of.look(begin + offset, min(CHUNK, size - offset)) as chunk:
-                async with asyncio.timeout(SEND_SECONDS):
-                    await answer.write(chunk)
+        try:
+            await self._send(request, bytes_of, begin, size, lambda: _holds(stage, kept.slot, root))
+        except _CutOff as error:
+            # An answer that only looks whole would be worse.
+            log.info("a reader of weights %s was cut off: %s", root[:12], error)
+            _cut_off(request)
+            return answer
+        except BaseException:
+            _cut_off(request)
+            raise
         await answer.write_eof()
         return answer
+
+    async def _send(
+        self, request: web.Request, region: OpenRegion, begin: int, size: int, holds: Callable[[], bool]
+    ) -> None:
+        """From memory to the connection in threads: orders to this agent wait for nothing of it. Raises _CutOff."""
+        transport = request.transport
+        if transport is None or transport.get_write_buffer_size():
+            raise _CutOff("it does not even take the head of an answer")
+        with transport.get_extra_info("socket").dup() as connection:
+            connection.settimeout(SEND_SECONDS)
+
+            def send(offset: int) -> None:
+                if not holds():
+                    raise _CutOff("the slot was given to another version")
+                with region.look(begin + offset, min(PIECE, size - offset)) as piece:
+                    try:
+                        connection.sendall(piece)
+                    except OSError as error:
+                        raise _CutOff(str(error) or type(error).__name__) from error
+
+            for offset in range(0, size, PIECE):
+                sending = asyncio.get_running_loop().run_in_executor(self._threads, send, offset)
+                try:
+                    await asyncio.shield(sending)
+                except asyncio.CancelledError:
+                    with contextlib.suppress(OSError):  # it is closed already
+                        connection.shutdown(socket.SHUT_RDWR)
+                    await outlast(sending)
+                    raise
 
     def _open(self, request: web.Request) -> Stage:
         """Raises Refusal."""
@@ -120,3 +163,8 @@ def _holds(stage: Stage, slot: SlotEntry, root: str) -> bool:
         return (found.name, found.regions) == (slot.name, slot.regions)
     except StageUnusable:
         return False
+
+
+def _cut_off(request: web.Request) -> None:
+    if request.transport is not None:
+        request.transport.abort()

@@ -3,13 +3,14 @@ held against. NumPy, in pieces that stay in the processor's cache."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from .digests import new_hash
 from .dtypes import DTYPES, Dtype
-from .manifest import Bucket
+from .manifest import Bucket, Tensor
 
 CHUNK = 512 << 10  # bytes
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -50,19 +51,59 @@ class Checked:
     word_sum: int
 
 
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a bucket that follow each other: whole tensors, and parts of large ones. `parts`: tensor, and where its
+    bytes begin and end within the span."""
+
+    begin: int
+    size: int
+    parts: tuple[tuple[Tensor, int, int], ...]
+
+
+def spans(bucket: Bucket, most: int) -> Iterator[Span]:
+    """All of the bucket in order, cut where checks can be cut; each of `most` bytes or less, at least CHUNK."""
+    begin, size, parts = 0, 0, list[tuple[Tensor, int, int]]()
+    for tensor, offset in bucket.placed():
+        for start in range(offset, offset + tensor.size, CHUNK):
+            length = min(CHUNK, offset + tensor.size - start)
+            if size + length > most:
+                yield Span(begin, size, tuple(parts))
+                begin, size, parts = start, 0, []
+            parts.append((tensor, size, size + length))
+            size += length
+    if parts:
+        yield Span(begin, size, tuple(parts))
+
+
+class BucketCheck:
+    """Of one bucket's bytes, span by span in their order."""
+
+    def __init__(self, algorithm: str) -> None:
+        """Raises UnknownDigest."""
+        self._state = new_hash(algorithm)
+        self._bad: dict[str, int] = {}
+        self._total = 0
+
+    def add(self, data: memoryview, span: Span) -> None:
+        """data: of this span alone."""
+        for tensor, begin, end in span.parts:
+            piece = data[begin:end]
+            self._state.update(piece)
+            self._total += word_sum(piece)
+            if count := nonfinite(piece, tensor.dtype):
+                self._bad[tensor.name] = self._bad.get(tensor.name, 0) + count
+
+    def found(self) -> Checked:
+        return Checked(self._state.hexdigest(), self._bad, self._total % (1 << 64))
+
+
 def check_bucket(data: memoryview, bucket: Bucket, algorithm: str) -> Checked:
     """All of it in one pass over memory. Raises UnknownDigest."""
-    state = new_hash(algorithm)
-    bad: dict[str, int] = {}
-    total = 0
-    for tensor, offset in bucket.placed():
-        for begin in range(offset, offset + tensor.size, CHUNK):
-            piece = data[begin : min(begin + CHUNK, offset + tensor.size)]
-            state.update(piece)
-            total += word_sum(piece)
-            if count := nonfinite(piece, tensor.dtype):
-                bad[tensor.name] = bad.get(tensor.name, 0) + count
-    return Checked(state.hexdigest(), bad, total % (1 << 64))
+    check = BucketCheck(algorithm)
+    for span in spans(bucket, CHUNK):
+        check.add(data[span.begin : span.begin + span.size], span)
+    return check.found()
 
 
 def word_sum(data: memoryview) -> int:

@@ -4,9 +4,13 @@ came whole from one peer is kept when the rest must come from the next."""
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+import contextlib
+import http.client
+import socket
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from urllib.parse import SplitResult, urlsplit
 
 import aiohttp
 
@@ -20,6 +24,7 @@ from .stage import BytesRefused, Stage, StageWriter
 IN_FLIGHT = 4
 CONNECT_SECONDS = 5.0
 SILENCE_SECONDS = 10.0  # of a peer, before the next one is asked
+MAX_WORDS = 1000  # bytes of a refusal
 
 
 class PeersFailed(Exception):
@@ -89,39 +94,92 @@ class _Pull:
         """Raises _PeerFailed for the first bucket that does not come as it should; others are ended, too."""
         waiting = iter(list(self._missing))
 
-        async def worker() -> None:
-            for number in waiting:
-                await self._one(peer, number)
+        async def worker(threads: ThreadPoolExecutor) -> None:
+            async with peer.connected() as connection:
+                for number in waiting:
+                    await self._one(connection, number, threads)
 
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(IN_FLIGHT):
-                    group.create_task(worker())
+            with ThreadPoolExecutor(IN_FLIGHT, "peer-pull") as threads:  # idle by the time that their end is awaited
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(min(IN_FLIGHT, len(self._missing))):
+                        group.create_task(worker(threads))
         except ExceptionGroup as failures:  # except* would wrap what it raises in a group before Python 3.11.4
             of_peer, others = failures.split(_PeerFailed)
             if of_peer is None or others is not None:
                 raise
             raise of_peer.exceptions[0] from None
 
-    async def _one(self, peer: _Peer, number: int) -> None:
-        filling = self.writer.fill(number)
-        view = filling.__enter__()
+    async def _one(self, connection: _Connection, number: int, threads: ThreadPoolExecutor) -> None:
+        filling = asyncio.get_running_loop().run_in_executor(threads, self._fill, connection, number)
         try:
-            await peer.bucket(number, view)
-        except BaseException:
-            filling.__exit__(*sys.exc_info())
-            raise
-        # Shielded: the slot must not be given to somebody else while a thread still reads it.
-        checking = asyncio.ensure_future(asyncio.to_thread(filling.__exit__, None, None, None))
-        try:
-            await asyncio.shield(checking)
+            await asyncio.shield(filling)
         except asyncio.CancelledError:
-            await outlast(checking)
+            # The slot must not be given to somebody else while a thread still writes it.
+            connection.cut()
+            await outlast(filling)
+            filling.exception()
             raise
-        except (BytesRefused, UnknownDigest) as error:
-            raise _PeerFailed(str(error)) from error
         self._done += self._missing.pop(number).size
         self._progress(self._done, self.manifest.size)
+
+    def _fill(self, connection: _Connection, number: int) -> None:
+        """Raises _PeerFailed, StageUnusable."""
+        try:
+            connection.ask(f"buckets/{number}")
+            self.writer.fill_in_order(number, connection.read)
+            connection.end()
+        except (http.client.HTTPException, OSError) as error:
+            raise _PeerFailed(f"bucket {number}: {_sentence(error)}") from error
+        except (BytesRefused, UnknownDigest) as error:
+            raise _PeerFailed(str(error)) from error
+        except _PeerFailed as error:
+            raise _PeerFailed(f"bucket {number}: {error}") from error
+
+
+class _Connection:
+    """To one peer. A thread uses it, one bucket after the other; cut() is for any other thread."""
+
+    def __init__(self, connected: socket.socket, url: SplitResult, headers: Mapping[str, str]) -> None:
+        self._socket = connected
+        self._url = url
+        self._headers = dict(headers)
+        self._http = http.client.HTTPConnection(url.hostname or "", url.port)
+        self._http.auto_open = 0  # connecting anew could not be cut short
+        self._http.sock = connected
+        self._answer: http.client.HTTPResponse | None = None
+
+    def ask(self, what: str) -> None:
+        """Raises _PeerFailed, HTTPException, OSError; as the others do."""
+        self._http.request("GET", f"{self._url.path}/{what}", headers=self._headers)
+        self._answer = self._http.getresponse()
+        if self._answer.status != 200:
+            raise _refused(self._answer.status, self._answer.read(MAX_WORDS))
+
+    def read(self, into: memoryview) -> None:
+        """What comes next of the answer, as much as there is room."""
+        assert self._answer is not None
+        filled = 0
+        while filled < len(into):
+            count = self._answer.readinto(into[filled:])
+            if not count:
+                raise _PeerFailed("it ends after fewer bytes than it has")
+            filled += count
+
+    def end(self) -> None:
+        """The answer must have no more."""
+        assert self._answer is not None
+        if self._answer.read(1):
+            raise _PeerFailed("it has more bytes than it should")
+
+    def cut(self) -> None:
+        """Whoever waits for it fails at once."""
+        with contextlib.suppress(OSError):  # the other side was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._http.close()
+        self._socket.close()
 
 
 class _Peer:
@@ -135,7 +193,8 @@ class _Peer:
         """The one whose digest is the root. Raises _PeerFailed."""
         try:
             async with self._get("manifest") as answer:
-                await _refusal_of(answer)
+                if answer.status != 200:
+                    raise _refused(answer.status, await answer.content.read(MAX_WORDS))
                 data = bytearray()
                 async for piece in answer.content.iter_any():
                     data += piece
@@ -150,31 +209,48 @@ class _Peer:
         except ManifestRefused as error:
             raise _PeerFailed(str(error)) from error
 
-    async def bucket(self, number: int, into: memoryview) -> None:
-        """Raises _PeerFailed when there are more or fewer bytes than fit."""
-        filled = 0
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[_Connection]:
+        """Raises _PeerFailed."""
+        url = urlsplit(self._url)
         try:
-            async with self._get(f"buckets/{number}") as answer:
-                await _refusal_of(answer)
-                async for piece in answer.content.iter_any():
-                    if filled + len(piece) > len(into):
-                        raise _PeerFailed(f"bucket {number} has more than its {len(into)} bytes")
-                    into[filled : filled + len(piece)] = piece
-                    filled += len(piece)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise _PeerFailed(f"bucket {number}: {_sentence(error)}") from error
-        if filled < len(into):
-            raise _PeerFailed(f"bucket {number} ends after {filled} of {len(into)} bytes")
+            async with asyncio.timeout(CONNECT_SECONDS):
+                made = await _connect(url.hostname or "", url.port or 80)
+        except (TimeoutError, OSError) as error:
+            raise _PeerFailed(_sentence(error)) from error
+        connection = _Connection(made, url, self._headers)
+        try:
+            yield connection
+        finally:
+            connection.close()
 
     def _get(self, what: str) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS)
         return self._session.get(f"{self._url}/{what}", headers=self._headers, timeout=limits)
 
 
-async def _refusal_of(answer: aiohttp.ClientResponse) -> None:
-    if answer.status != 200:
-        words = (await answer.content.read(1000)).decode(errors="replace")
-        raise _PeerFailed(f"it answered {answer.status}: {' '.join(words.split())[:300]}")
+async def _connect(host: str, port: int) -> socket.socket:
+    """A socket that gives up after SILENCE_SECONDS. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    problem = OSError(f"{host} has no address")
+    for family, kind, protocol, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setblocking(False)
+            await loop.sock_connect(made, address)
+            made.settimeout(SILENCE_SECONDS)
+            return made
+        except OSError as error:
+            made.close()
+            problem = error
+        except BaseException:
+            made.close()
+            raise
+    raise problem
+
+
+def _refused(status: int, words: bytes) -> _PeerFailed:
+    return _PeerFailed(f"it answered {status}: {' '.join(words.decode(errors='replace').split())[:300]}")
 
 
 def _sentence(error: Exception) -> str:

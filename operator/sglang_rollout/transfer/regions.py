@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from .cuda_driver import CudaDriver
+from .cuda_driver import CudaDriver, CudaError
 from .stage_index import Region, StageUnusable
+
+PIECE = 4 << 20  # bytes: what goes through host memory at once is fast up to this size
+
+log = logging.getLogger(__name__)
 
 
 class OpenRegion(Protocol):
@@ -61,15 +67,73 @@ class HostRegion:
             self._map.close()
 
 
+class PinnedBuffers:
+    """Host buffers of PIECE bytes that a GPU copies from and to at the speed of its link. As many as were lent at once,
+    made when they are needed and used again."""
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._free: list[_Buffer] = []
+        self._closed = False
+
+    @contextmanager
+    def lend(self) -> Iterator[_Buffer]:
+        """From any thread."""
+        with self._lock:
+            buffer = self._free.pop() if self._free else None
+        if buffer is None:
+            buffer = self._made()
+        try:
+            yield buffer
+        finally:
+            with self._lock:
+                kept = not self._closed
+                if kept:
+                    self._free.append(buffer)
+            if not kept:
+                self._let_go(buffer)
+
+    def close(self) -> None:
+        """Those that are still lent go when they come back."""
+        with self._lock:
+            self._closed = True
+            free, self._free = self._free, []
+        for buffer in free:
+            self._let_go(buffer)
+
+    def _made(self) -> _Buffer:
+        memory = mmap.mmap(-1, PIECE)
+        address = ctypes.addressof((ctypes.c_char * PIECE).from_buffer(memory))
+        try:
+            self._driver.register(address, PIECE)
+        except CudaError as error:
+            log.warning("copies between host and GPU are slow, because memory cannot be pinned: %s", error)
+            return _Buffer(memory, address, pinned=False)
+        return _Buffer(memory, address, pinned=True)
+
+    def _let_go(self, buffer: _Buffer) -> None:
+        if buffer.pinned:
+            self._driver.unregister(buffer.address)
+
+
+@dataclass(frozen=True)
+class _Buffer:
+    memory: mmap.mmap
+    address: int
+    pinned: bool
+
+
 class DeviceRegion:
-    """GPU memory of a holder process. Each window is a host buffer, copied over on exit."""
+    """GPU memory of a holder process. Each window is a host buffer, copied over on exit; those of at most PIECE bytes
+    are fast."""
 
     in_host_memory = False
 
     def __init__(self, driver: CudaDriver, handle: str) -> None:
         self._driver = driver
         self._address = driver.open(handle)
-        self._lock = threading.Lock()
+        self._buffers = PinnedBuffers(driver)
 
     def address(self, begin: int) -> int:
         """In this process."""
@@ -77,22 +141,31 @@ class DeviceRegion:
 
     @contextmanager
     def window(self, begin: int, size: int) -> Iterator[memoryview]:
-        buffer = bytearray(size)
-        with memoryview(buffer) as view:
+        with self._host(size) as (view, address):
             yield view
-        if size:
-            pinned = (ctypes.c_char * size).from_buffer(buffer)
-            with self._lock:
-                self._driver.copy_in(self._address + begin, ctypes.addressof(pinned), size)
+            if size:
+                self._driver.copy_in(self._address + begin, address, size)
 
-    def look(self, begin: int, size: int) -> AbstractContextManager[memoryview]:
-        buffer = bytearray(size)
-        if size:
-            pinned = (ctypes.c_char * size).from_buffer(buffer)
-            self._driver.copy_out(ctypes.addressof(pinned), self._address + begin, size)
-        return memoryview(buffer).toreadonly()
+    @contextmanager
+    def look(self, begin: int, size: int) -> Iterator[memoryview]:
+        with self._host(size) as (view, address):
+            if size:
+                self._driver.copy_out(address, self._address + begin, size)
+            with view.toreadonly() as seen:
+                yield seen
+
+    @contextmanager
+    def _host(self, size: int) -> Iterator[tuple[memoryview, int]]:
+        if size <= PIECE:
+            with self._buffers.lend() as lent, memoryview(lent.memory) as whole, whole[:size] as view:
+                yield view, lent.address
+        else:
+            buffer = bytearray(size)
+            with memoryview(buffer) as view:
+                yield view, ctypes.addressof((ctypes.c_char * size).from_buffer(buffer))
 
     def close(self) -> None:
+        self._buffers.close()
         self._driver.close(self._address)
 
 

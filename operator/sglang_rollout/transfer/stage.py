@@ -11,9 +11,9 @@ from pathlib import Path
 
 from .comparison import some
 from .cuda_driver import CudaDriver
-from .host_checks import Checked, check_bucket
+from .host_checks import BucketCheck, Checked, check_bucket, spans
 from .manifest import Bucket, Manifest
-from .regions import DeviceRegion, HostRegion, identity_of, open_region, reserve_file
+from .regions import PIECE, DeviceRegion, HostRegion, identity_of, open_region, reserve_file
 from .stage_index import (
     INDEX,
     SLOT_NAMES,
@@ -167,6 +167,17 @@ class StageWriter:
             yield view
             found = check_bucket(view, bucket, self._algorithm)
             self._accept(number, bucket, found)
+
+    def fill_in_order(self, number: int, read: Callable[[memoryview], None]) -> None:
+        """As fill(), of bytes that come one after the other: `read` is called with each part of the bucket in its turn
+        and fills it. No host memory of the bucket's size is needed for a stage in GPU memory."""
+        bucket, region, offset = self._places[number]
+        check = BucketCheck(self._algorithm)
+        for span in spans(bucket, PIECE):
+            with self._regions[region].window(offset + span.begin, span.size) as view:
+                read(view)
+                check.add(view, span)
+        self._accept(number, bucket, check.found())
 
     def address(self, number: int) -> int | None:
         """Of the bucket in GPU memory; None: it is in host memory."""
