@@ -155,7 +155,7 @@ async def run(given: argparse.Namespace) -> int:
             async with asyncio.timeout(STOP_SECONDS):
                 await bench.stop()
         finally:
-            _pack(logs, given.out / "logs.tar.xz")
+            pack(logs, given.out / "logs.tar.xz")
             shutil.rmtree(given.work, ignore_errors=True)
     print(f"failed: {', '.join(results.failed) or 'nothing'} (after {results.spent:.0f} s)")
     return 1 if results.failed else 0
@@ -195,7 +195,7 @@ async def _bare(cpu: bool) -> dict[str, Any]:
         return {"failed": repr(error)}
 
 
-def _pack(folder: Path, archive: Path) -> None:
+def pack(folder: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:xz") as packed:
         for log in sorted(folder.iterdir()):
             packed.add(log, log.name)
