@@ -26,7 +26,7 @@ from typing import Any
 
 from .trainer_process import interpreter, torch_environment
 from .wire import Results
-from .wire import pack as pack
+from .wire import pack
 from .wire_bench import Bench, Engines
 
 MIB = 1 << 20
