@@ -25,8 +25,7 @@ from statistics import median
 from typing import Any
 
 from .trainer_process import interpreter, torch_environment
-from .wire import Results
-from .wire import pack
+from .wire import Results, pack
 from .wire_bench import Bench, Engines
 
 MIB = 1 << 20
