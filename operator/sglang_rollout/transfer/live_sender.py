@@ -142,8 +142,9 @@ class _Conversation:
         if bad := sending.weights.nonfinite_words():
             details["nonfinite"] = bad
         await link.send(Welcome(giving.transport, giving.group, 1, 1 + hello.ranks, manifest.algorithm, details))
+        # Made while the engine still runs: its pause may come as soon as the agent knows what will be given.
+        await self._in_thread(giving.look_ahead, 0)
         await link.send(Contents(manifest.to_json().decode()))
-        self._look_ahead(0)
         while True:
             said: Message = await self._link.receive(self._left())
             match said:
@@ -174,8 +175,7 @@ class _Conversation:
                     raise SessionError(f"{hello.receiver} said {said.kind} out of turn")
 
     def _look_ahead(self, number: int) -> None:
-        """The first bucket is made while the engine still runs, the next while one travels; what goes wrong with it is
-        told when it is asked for."""
+        """The next bucket is made while one travels; what goes wrong with it is told when it is asked for."""
         giving = self._giving
         if giving is not None and number < len(self._sending.weights.manifest.buckets):
             making = asyncio.ensure_future(asyncio.to_thread(giving.look_ahead, number))
