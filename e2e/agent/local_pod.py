@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -31,18 +30,13 @@ from sglang_rollout.protocol.report import AgentReport, EngineState
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.protocol.wire import dumps, loads
 from sglang_rollout.transfer.stage_index import ENV_FOLDER
+from tests.free_ports import free_port
 from tests.serving.cluster_keys import ClusterKey, write_fleet_file
 
 SOURCES = Path(__file__).parents[2] / "operator"
 START_SECONDS = 400.0
 ANSWER_SECONDS = 60.0
 CALL = aiohttp.ClientTimeout(total=ANSWER_SECONDS)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class LocalPod:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from sglang_rollout.agent.live_exchange import TransferLost
 from sglang_rollout.agent.live_transfer import LiveTransfer
 from sglang_rollout.agent.sglang import EngineError, SGLang
 from sglang_rollout.protocol.weights import PauseMode, WeightMove, WeightVersion
+from tests.free_ports import free_port
 
 from .trainers import MODES, Trainer
 
@@ -80,9 +80,7 @@ class Fleet:
 
 
 def _engine(folder: Path, model: str, tp: int = 1) -> RunningEngine:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     argv, env = engine_command(models.path(model), port, weight_version="start", tp=tp)
     return RunningEngine(argv, env, port, folder / "engine.log")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -24,6 +23,7 @@ from sglang_rollout.transfer.hook_report import HookReport, read_reports
 from sglang_rollout.transfer.manifest import Manifest, Tensor, bucket_of
 from sglang_rollout.transfer.stage import Stage, reserve_host
 from sglang_rollout.transfer.stage_index import ENV_FOLDER
+from tests.free_ports import free_port
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
@@ -42,9 +42,7 @@ class Pod:
         packages = folder / "packages"
         packages.mkdir()
         (packages / "sglang_rollout").symlink_to(ROOT / "operator" / "sglang_rollout")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
+        port = free_port()
         argv, env = engine_command(
             models.path(model), port, tp=tp, weight_version="v1", extra=["--custom-weight-loader", LOADER]
         )

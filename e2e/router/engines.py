@@ -5,20 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections import Counter
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from tests.free_ports import free_port
+
 OPEN_PATHS = {"/health", "/ready"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class SmallEngine:

@@ -13,11 +13,12 @@ from typing import Any
 
 import aiohttp
 
-from e2e.router.engines import SmallEngine, free_port
+from e2e.router.engines import SmallEngine
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.routing import RouterDesired, RouterReport, Worker
 from sglang_rollout.protocol.wire import dumps, loads
 from sglang_rollout.router import settings
+from tests.free_ports import free_port
 from tests.serving.cluster_keys import ClusterKey, write_fleet_file
 
 START_SECONDS = 30.0

@@ -14,11 +14,12 @@ from typing import Any
 import aiohttp
 import pytest
 
-from e2e.router.engines import SmallEngine, free_port
+from e2e.router.engines import SmallEngine
 from e2e.router.pods import START_SECONDS, Program, engines, until, worker
 from sglang_rollout.protocol.routing import RouterDesired, RouterReport, Worker
 from sglang_rollout.router.keeper import MembershipKeeper
 from sglang_rollout.router.workers_api import WorkersApi
+from tests.free_ports import free_port
 
 pytestmark = [pytest.mark.router, pytest.mark.timeout(120)]
 

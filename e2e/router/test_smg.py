@@ -13,11 +13,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from e2e.router.engines import SmallEngine, free_port
+from e2e.router.engines import SmallEngine
 from e2e.router.pods import RouterPod, engines, router_pod, until, worker
 from sglang_rollout.api.owned_flags import ROUTER_FLAGS
 from sglang_rollout.router.gateway import OWNED
 from sglang_rollout.router.settings import CONTROL_KEY
+from tests.free_ports import free_port
 
 pytestmark = [pytest.mark.router, pytest.mark.timeout(180)]
 

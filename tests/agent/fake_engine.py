@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import random
-import socket
 import struct
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -27,6 +25,7 @@ from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.transfer.hook_call import Action, HookCall
 from sglang_rollout.transfer.hook_report import HookReport, write_report
 from sglang_rollout.transfer.stage_index import StageUnusable, read_index, read_manifest
+from tests.free_ports import free_port
 
 LOST, RANDOM = "released without a backup", "reset"
 
@@ -354,15 +353,6 @@ ADMIN = {
     "/server_info",
 }
 OPEN = {"/health", "/ready", "/metrics"}
-
-
-def free_port() -> int:
-    """Below the ports that the kernel gives to outgoing connections, which may take it before it is bound again."""
-    while True:
-        port = random.randrange(12_000, 30_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class FakeEngine:

@@ -23,9 +23,10 @@ from sglang_rollout.protocol.report import AgentReport, EngineState
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.protocol.wire import dumps, loads
 from sglang_rollout.serving.private_file import write_private
+from tests.free_ports import free_port
 from tests.serving.cluster_keys import ClusterKey, write_fleet_file
 
-from .fake_engine import EngineRules, FakeEngine, free_port
+from .fake_engine import EngineRules, FakeEngine
 
 WAIT_SECONDS = 20.0
 KEY = ClusterKey("k1")

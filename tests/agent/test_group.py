@@ -15,9 +15,9 @@ from sglang_rollout.protocol.launch import LaunchOrder
 from sglang_rollout.protocol.report import EngineState
 from sglang_rollout.protocol.weights import Step, WeightMove
 from sglang_rollout.protocol.wire import loads
+from tests.free_ports import free_port
 
 from .conftest import Versions
-from .fake_engine import free_port
 from .fake_pod import FakePod, MakePod
 
 GROUP = GroupAssignment(incarnation=3, rank0_pod_uid="uid-0", rank0_pod_ip="127.0.0.1", pods=["uid-0", "uid-1"])

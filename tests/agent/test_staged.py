@@ -28,10 +28,10 @@ from sglang_rollout.protocol.weights import (
     WeightMove,
     WeightVersion,
 )
+from tests.free_ports import free_port
 
 from . import checkpoints
 from .conftest import Versions
-from .fake_engine import free_port
 from .fake_pod import FakePod, MakePod, eventually
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from sglang_rollout.client import Conversation, FleetUnreachable, GenerateFailed, GenerateLost, VersionSpan
 from sglang_rollout.client.generation import Router
+from tests.free_ports import free_port
 
 ANSWER = {
     "text": "four",
@@ -133,9 +134,7 @@ async def test_what_may_have_been_generated_is_not_sent_again(router: FakeRouter
 
 
 async def test_what_was_never_sent_says_so() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        closed = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    closed = f"http://127.0.0.1:{free_port()}"
     with pytest.raises(GenerateLost, match="it was not sent") as caught:
         await Router(lambda: fleet(closed)).agenerate(prompt="a")
     assert not caught.value.sent

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from sglang_rollout.engine import launch_settings, launcher, process_tree
+from tests.free_ports import free_port
 launch_settings.SERVE = Path({program!r})
 launcher.SAY_WHAT_IS_WAITED_FOR_SECONDS = launcher.ASK_AGAIN_SECONDS = 0.1
 launcher.TERMINATE_SECONDS = 1.0
@@ -44,12 +44,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
 port = int([a for a in sys.argv if a.startswith("--port=")][0].split("=")[1])
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 class Pod:
