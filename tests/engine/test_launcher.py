@@ -18,6 +18,7 @@ from sglang_rollout.engine.local_http import LocalServer, call
 from sglang_rollout.protocol import pod
 from sglang_rollout.protocol.launch import EngineRecord, LaunchOrder
 from sglang_rollout.protocol.wire import loads, to_wire
+from tests.free_ports import free_port
 
 ROOT = Path(__file__).parents[2] / "operator"
 RUN = """
@@ -25,7 +26,6 @@ import sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from sglang_rollout.engine import launch_settings, launcher, process_tree
-from tests.free_ports import free_port
 launch_settings.SERVE = Path({program!r})
 launcher.SAY_WHAT_IS_WAITED_FOR_SECONDS = launcher.ASK_AGAIN_SECONDS = 0.1
 launcher.TERMINATE_SECONDS = 1.0
