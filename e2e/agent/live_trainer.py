@@ -28,8 +28,9 @@ from sglang_rollout.transfer.session import Hello
 @dataclass(frozen=True)
 class Orders:
     """versions: label to folder, served one after the other, the next when standard input has a line. fault: what goes
-    wrong with the tensors ("shape", "dtype", "missing", "unknown", "nan", "changed"), or "<what>@<step>": the process
-    does `exit`, `stop` (SIGSTOP) or `hang` at the step join, prepare or give of bucket 1."""
+    wrong with the tensors ("shape", "dtype", "missing", "unknown", "nan", "first changed", "last changed"), or
+    "<what>@<step>": the process does `exit`, `stop` (SIGSTOP) or `hang` at the step join, prepare or give of the second
+    bucket."""
 
     versions: dict[str, str]
     mode: str
@@ -96,8 +97,8 @@ async def serve(orders: Orders) -> None:
         tensors = tensors_of(folder, orders.fault)
         weights = LiveWeights(tensors, orders.bucket_bytes, _buffer)
         await asyncio.to_thread(weights.survey)
-        if orders.fault == "changed":
-            next(iter(tensors.values())).add_(1.0)
+        if orders.fault.endswith(" changed"):
+            list(tensors.values())[0 if orders.fault.startswith("first") else -1].add_(1.0)
 
         def opened(link: Link, hello: Hello, weights: LiveWeights = weights) -> Faulty:
             if orders.mode == "direct":

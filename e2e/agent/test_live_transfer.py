@@ -165,7 +165,11 @@ async def test_nothing_is_touched_without_a_trainer(fleet: Fleet) -> None:
 
 
 async def test_weights_that_change_while_they_are_sent_are_no_version(fleet: Fleet) -> None:
-    trainer = await fleet.trainer("direct", "qwen3-v2", fault="changed")
+    """Told before the pause if it is in the first bucket, which is made before."""
+    trainer = await fleet.trainer("direct", "qwen3-v2", fault="first changed")
+    with pytest.raises(EngineError, match="changed while they were being sent"):
+        await fleet.prepare(trainer.move("qwen3-v2"))
+    trainer = await fleet.trainer("direct", "qwen3-v2", fault="last changed")
     move = trainer.move("qwen3-v2")
     await fleet.prepare(move)
     with pytest.raises(EngineError, match="changed while they were being sent"):
