@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .processes import end, line_of
+
 ROOT = Path(__file__).parents[2]
-ANSWER_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
@@ -42,21 +43,19 @@ async def measure(size: int, bucket_bytes: int, repeats: int) -> PeerFigure:
     try:
         giver = await _start("give", folder / "giver", size, bucket_bytes)
         started.append(giver)
-        where = json.loads(await _line(giver))
+        where = json.loads(await line_of(giver))
         taker = await _start("take", folder / "taker", where["size"], where["agent"], where["bare"], where["root"])
         started.append(taker)
         found = []
         for _ in range(repeats + 1):
             assert taker.stdin is not None
             taker.stdin.write(b"go\n")
-            found.append(json.loads(await _line(taker)))
+            found.append(json.loads(await line_of(taker)))
         # The first one warms up: pages and caches.
         median = {name: statistics.median(one[name] for one in found[1:]) for name in found[0]}
     finally:
         for process in started:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            await end(process)
         shutil.rmtree(folder)
     gigabytes = where["size"] / 1e9
     return PeerFigure(
@@ -76,11 +75,3 @@ async def _start(what: str, *words: object) -> asyncio.subprocess.Process:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'operator'}:{ROOT}"}
     pipe = asyncio.subprocess.PIPE
     return await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env=environment)
-
-
-async def _line(process: asyncio.subprocess.Process) -> bytes:
-    assert process.stdout is not None
-    async with asyncio.timeout(ANSWER_SECONDS):
-        line = await process.stdout.readline()
-    assert line, "a process of the bench ended"
-    return line

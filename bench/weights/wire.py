@@ -20,9 +20,10 @@ from sglang_rollout.transfer.manifest import Tensor
 from sglang_rollout.transfer.stage import reserve_host
 
 from .model import shapes, total
+from .processes import ANSWER_SECONDS, end, line_of
 
 ROOT = Path(__file__).parents[2]
-ANSWER_SECONDS = 180.0
+
 TRIES = 10
 
 
@@ -63,12 +64,12 @@ async def measure(size: int, receivers: int, bucket_bytes: int, repeats: int) ->
             try:
                 for intake in intakes:
                     await intake.warm()
-                port = json.loads(await _line(trainer))["port"]
+                port = json.loads(await line_of(trainer))["port"]
                 ours, without = [], []
                 for turn in range(repeats + 1):  # the first of each warms up: groups, pages, caches
                     found = await _send(trainer, intakes, port, reference, bucket_bytes, f"v{turn}")
                     _order(bare, b"go\n")
-                    plain = float(await _line(bare))
+                    plain = float(await line_of(bare))
                     if turn:
                         ours.append(found)
                         without.append(plain)
@@ -105,7 +106,7 @@ async def _send(
         for number in range(len(intakes))
     ]
     received = await asyncio.gather(*(_receive(one, order) for one, order in zip(intakes, orders, strict=True)))
-    report = json.loads(await _line(trainer))
+    report = json.loads(await line_of(trainer))
     assert {one.root for one in received} == {report["root"]}
     return float(report["seconds"])
 
@@ -126,7 +127,7 @@ async def _trainer(size: int) -> AsyncIterator[asyncio.subprocess.Process]:
     try:
         yield process
     finally:
-        await _end(process)
+        await end(process)
 
 
 @asynccontextmanager
@@ -143,7 +144,7 @@ async def _bare(world: int, bucket: int, size: int) -> AsyncIterator[asyncio.sub
         yield ranks[0]
     finally:
         for rank in ranks:
-            await _end(rank)
+            await end(rank)
 
 
 async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
@@ -153,20 +154,6 @@ async def _start(module: str, *words: str) -> asyncio.subprocess.Process:
     )  # fmt: skip
 
 
-async def _line(process: asyncio.subprocess.Process) -> bytes:
-    assert process.stdout is not None
-    async with asyncio.timeout(ANSWER_SECONDS):
-        line = await process.stdout.readline()
-    assert line, "a process of the bench ended"
-    return line
-
-
 def _order(process: asyncio.subprocess.Process, line: bytes) -> None:
     assert process.stdin is not None
     process.stdin.write(line)
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.kill()
-    await process.wait()
