@@ -96,7 +96,8 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
     sizes = [size * MIB for size in given.sizes] if not given.cpu else [CPU_BUCKET_BYTES]
     usual = USUAL_MIB * MIB if not given.cpu else CPU_BUCKET_BYTES
     large = sizes[-2:]
-    named = ["PeerCopy", "NCCL"] if not given.cpu else ["Gloo"]
+    # Two ranks of NCCL cannot be on one GPU.
+    named = ["Gloo"] if given.cpu else ["PeerCopy"] if given.one_gpu else ["PeerCopy", "NCCL"]
     one, tp2, repeats = Engines.PAIR if "peer" in given.only else Engines.ONE, Engines.TP2, given.repeats
     steps = [
         Planned("first", "first transfers", one, 17, lambda: transfers(bench, ["Auto", *named], [usual], 1)),
@@ -108,7 +109,8 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
         count = 3 * len(sizes)
         call = partial(transfers, bench, [transport], sizes, 3)
         steps.append(Planned("sizes", f"sizes, {transport}", one, 3.5 * count, call))
-    steps.append(Planned("direct", "direct", one, 15, lambda: direct(bench, [usual, sizes[-1]], 2)))
+    if not given.one_gpu:
+        steps.append(Planned("direct", "direct", one, 15, lambda: direct(bench, [usual, sizes[-1]], 2)))
     for transport in named:
         steps += [
             Planned(
@@ -133,7 +135,8 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
             Planned("tp2", "TP 2: many transfers by NCCL", tp2, 25, lambda: many(bench, "NCCL", usual, 60)),
         ]
     steps.append(Planned("tp2", "TP 2: commit after all", tp2, 20, lambda: final(bench, SHIPPED)))
-    chosen = [step for step in steps if step.part in given.only]
+    left_out = {"tp2"} if given.one_gpu else set()
+    chosen = [step for step in steps if step.part in {*given.only} - left_out]
     # What only happens once: processes are started, memory is opened, communicators are made.
     return [step for step in steps if step in chosen or (step.part == "first" and step.engines in _engines(chosen))]
 
@@ -147,9 +150,9 @@ async def run(given: argparse.Namespace) -> int:
     logs = given.work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     results = Results(given.out, given.seconds)
-    bench = Bench(given.work, logs, shape=given.shape, cpu=given.cpu, streams=given.streams)
+    bench = Bench(given.work, logs, shape=given.shape, cpu=given.cpu, streams=given.streams, one_gpu=given.one_gpu)
     try:
-        await _run(bench, results, planned(bench, given), given.tp2_flags)
+        await _run(bench, results, planned(bench, given), given)
     finally:
         try:
             async with asyncio.timeout(STOP_SECONDS):
@@ -161,13 +164,14 @@ async def run(given: argparse.Namespace) -> int:
     return 1 if results.failed else 0
 
 
-async def _run(bench: Bench, results: Results, steps: Sequence[Planned], tp2_flags: str) -> None:
+async def _run(bench: Bench, results: Results, steps: Sequence[Planned], given: argparse.Namespace) -> None:
     """Steps that share engines are one after the other."""
     first = steps[0].engines
-    if not await results.step("prepare", lambda: bench.prepare(first, _bare), 30.0, START_SECONDS):
+    bare = _no_bare if given.one_gpu else _bare
+    if not await results.step("prepare", lambda: bench.prepare(first, bare), 30.0, START_SECONDS):
         return
     for engines in dict.fromkeys(step.engines for step in steps):
-        flags = tp2_flags.split() if engines is Engines.TP2 else []
+        flags = given.tp2_flags.split() if engines is Engines.TP2 else []
         serves = await _start(bench, results, engines, flags)
         if not serves and engines is Engines.TP2 and not flags:
             serves = await _start(bench, results, engines, [PLAIN_ALL_REDUCE])
@@ -195,6 +199,10 @@ async def _bare(cpu: bool) -> dict[str, Any]:
         return {"failed": repr(error)}
 
 
+async def _no_bare(cpu: bool) -> dict[str, Any]:
+    return {"left out": "it needs two GPUs"}
+
+
 def pack(folder: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:xz") as packed:
         for log in sorted(folder.iterdir()):
@@ -208,6 +216,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.wire", description=__doc__)
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--cpu", action="store_true", help="a dry run over Gloo, on the e2e tests' SGLang")
+    parser.add_argument("--one-gpu", action="store_true", help="trainer and engines share it, without NCCL and TP 2")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/sglang-rollout-wire"))

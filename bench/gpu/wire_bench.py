@@ -35,12 +35,14 @@ EXPECTING = {"peer_key": "bench", "expects_trainer": True}
 MOVE_SECONDS = 120.0
 TRAINER_SECONDS = 90.0
 LOG_BYTES = 4_000_000
+ROOM = ("--mem-fraction-static", "0.6", "--max-total-tokens", "65536")  # for two engines and a trainer on one GPU
 LAST_LINES = 12  # of an engine's log, which may be long ones
 VERSIONS = ("v1", "v2")
 
 
 class Engines(StrEnum):
-    """Which engines run. The first one decodes; the trainer is on GPU 0, so it is on GPU 1 where it needs only one."""
+    """Which engines run. The first one decodes; the trainer is on GPU 0, so it is on GPU 1 where it needs only one and
+    there are two."""
 
     ONE = "one"
     PAIR = "pair"
@@ -48,11 +50,11 @@ class Engines(StrEnum):
 
 
 class Bench:
-    """Processes, and what steps are made of. out: where logs go."""
+    """Processes, and what steps are made of. out: where logs go. one_gpu: everything is on GPU 0."""
 
-    def __init__(self, work: Path, out: Path, *, shape: str, cpu: bool, streams: int) -> None:
+    def __init__(self, work: Path, out: Path, *, shape: str, cpu: bool, streams: int, one_gpu: bool = False) -> None:
         self.work, self.out = work, out
-        self.shape, self.cpu = shape, cpu
+        self.shape, self.cpu, self._one_gpu = shape, cpu, one_gpu
         self.size = total_bytes(shape)
         self.boot = WeightVersion("v1", str(work / "v1"))
         self.engines = Engines.ONE
@@ -168,7 +170,10 @@ class Bench:
         folder = self.work / name
         if self.cpu:
             return LocalPod(folder, self.boot, tp=tp, staged_versions=2)
-        return GpuPod(folder, self.boot, gpus=gpus, tp=tp, name=name)
+        pod = GpuPod(folder, self.boot, gpus="0" if self._one_gpu else gpus, tp=tp, name=name)
+        if self._one_gpu:
+            pod.engine_args += ROOM  # SGLang takes the last of a flag
+        return pod
 
     # --- what steps are made of ---
 

@@ -70,6 +70,7 @@ class DirectEngine:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.spent: dict[str, float] = {}
 
     async def _point(self) -> None:
         fault = self._world.faults.next()

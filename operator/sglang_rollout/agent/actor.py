@@ -29,6 +29,7 @@ from .preparations import RETRY_SECONDS, Preparations
 from .settings import AgentSettings
 from .sglang import CacheBusy, EngineError
 from .situation import EngineFacts, Progress, Situation, Way, in_force, may_abort
+from .stall_words import stall_words
 
 log = logging.getLogger(__name__)
 
@@ -221,6 +222,7 @@ class Actor:
         self._note(flushed=False)
         # Before the call: it may pause the engine and fail after that, and then it must be taken for paused.
         self._continued_start = ""
+        self._watch.engine.spent.clear()
         await self._watch.engine.pause(mode)
         self.remember(pause=PauseMark(situation.facts.start_id, mode, self._clock(), turned))
         self._watch.assume(ready=False)
@@ -289,7 +291,9 @@ class Actor:
         self._watch.assume(ready=True)
         progress = self._progress
         if progress is not None and progress.paused_at is not None and situation.at_target:
-            self._note(stall_seconds=round(self._clock() - progress.paused_at, 4))
+            stall = round(self._clock() - progress.paused_at, 4)
+            self._note(stall_seconds=stall)
+            log.info("paused for %s", stall_words(stall, self._watch.engine.spent))
         self._note(paused_at=None, flushed=False)
 
     def _postpone(self, error: CacheBusy, situation: Situation) -> None:

@@ -4,6 +4,7 @@ since SGLang's answer is of rank 0 alone and a success whatever the loader found
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from sglang_rollout.transfer.peer_reports import ReportsUnread, peer_reports
 from .sglang import EngineError, SGLang
 
 REPORT_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,8 @@ class Hook:
         call = HookCall(action, secrets.token_hex(8), version, root, sums=sums)
         await engine.update_weights_from_tensor(request_body(call, ranks.count), seconds)
         own = await asyncio.to_thread(read_reports, self._folder, call.transaction, str(action))
+        for report in own:
+            log.info("%s in rank %d, seconds: %s", action, report.rank, report.seconds)
         try:
             others = await asyncio.gather(
                 *(

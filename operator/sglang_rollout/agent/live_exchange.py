@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import logging
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -87,8 +88,11 @@ class Exchange:
             await self._both(call, Took(number))
 
     async def hand_over(self) -> None:
+        waited = 0.0
         for number in range(len(self.sender.manifest.buckets)):
+            begun = time.monotonic()
             payload, blob = await self._ask(number)
+            waited += time.monotonic() - begun
             body = {
                 "serialized_named_tensors": _entries(payload, blob, self.sender.ranks),
                 "load_format": "flattened_bucket",
@@ -100,6 +104,7 @@ class Exchange:
             except EngineUnreachable as error:
                 raise TransferLost(str(error)) from error
             await self._say(Took(number))  # what was lent may be taken back
+        log.info("waited %.1f ms for what sender %s gave", waited * 1e3, self.sender.address)
 
     async def _ask(self, number: int) -> tuple[Payload, bytes]:
         await self._say(Next(number))

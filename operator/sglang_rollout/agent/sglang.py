@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,6 +104,7 @@ class SGLang:
         self._data = {"Authorization": f"Bearer {data_key}"}
         self._admin = {"Authorization": f"Bearer {admin_key}"}
         self.release: Release = NEWEST
+        self.spent: dict[str, float] = {}  # seconds by route, for whoever wants to know what a pause went into
 
     # --- reading ---
 
@@ -312,6 +314,7 @@ class SGLang:
         self, method: str, path: str, body: Any, headers: dict[str, str], seconds: float
     ) -> tuple[int, str]:
         deadline = aiohttp.ClientTimeout(total=seconds)
+        begun = time.monotonic()
         try:
             async with self._session.request(
                 method, self._url + path, json=body, headers=headers, timeout=deadline
@@ -323,6 +326,8 @@ class SGLang:
             raise EngineUnheard(f"{path}: {error}") from error
         except aiohttp.ClientError as error:
             raise EngineUnreachable(f"{path}: {type(error).__name__}: {error}") from error
+        finally:
+            self.spent[path] = self.spent.get(path, 0.0) + time.monotonic() - begun
 
 
 def _one_line(text: str) -> str:
