@@ -1,8 +1,9 @@
 """python -m bench.gpu.kernel_free: ways to bring bytes from a process on GPU 0 to one on GPU 1, beside an engine that
 decodes there: how fast each is, and what it costs of decoding. Writes wire.json into --out after every step, and
-logs.tar.xz at the end.
+logs.tar.xz at the end. See docs/gpu-benchmark.md.
 
-NIXL is only tried where --nixl names a folder with its unpacked wheel."""
+NIXL is only tried where --nixl names a folder with its unpacked wheel. With --one-gpu both processes and the engine are
+on GPU 0."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any
 
 from .trainer_process import interpreter, torch_environment
+from .transports_in_logs import notes, read_by
 from .wire import Results, pack
 from .wire_bench import Bench, Engines
 
@@ -33,9 +34,7 @@ BUCKETS = (512 * MIB, 2048 * MIB)
 SECONDS = 60.0  # for one way, the start of its processes included
 EXPECTED = 22.0
 ROW_SECONDS = 5.0  # for the transfers of one row
-NOTED = re.compile(r"Init CE|via P2P|via SHM|symmetric|cuda_ipc|cma/|posix/|UCX +(WARN|ERROR)|NCCL WARN")
-"""In logs: which transports were chosen."""
-NOTES = 24
+KERNEL_FREE = "cuda_ipc"  # UCX's transport that copies from GPU to GPU
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,15 @@ class Way:
 
 
 _NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P,ENV"}
+PEER_COPY = Way("PeerCopy")
 ON_GPUS = (
-    Way("PeerCopy"),
+    PEER_COPY,
     Way("NCCL", {**_NCCL, "NCCL_CUMEM_ENABLE": "0"}),
     Way("NCCL copy engines", {**_NCCL, "NCCL_CUMEM_ENABLE": "1", "NCCL_CTA_POLICY": "2"}),
     Way("NCCL P2P by memcpy", {**_NCCL, "NCCL_CUMEM_ENABLE": "0", "NCCL_P2P_USE_CUDA_MEMCPY": "1"}),
 )
 ON_CPU = (Way("Gloo"),)
+ON_ONE_GPU = (PEER_COPY,)  # which two ranks of NCCL cannot share
 NIXL = Way("NIXL", {"UCX_LOG_LEVEL": "info", "UCX_PROTO_INFO": "y"})
 
 
@@ -103,7 +104,7 @@ class Pair:
 async def tried(bench: Bench, way: Way, buckets: Sequence[int], repeats: int, nixl: str) -> dict[str, Any]:
     """Of each size of bucket, several transfers in a row while the engine decodes. A failure is a result."""
     log = bench.out / f"{way.name.replace(' ', '-')}.log"
-    words = {"size": bench.size, "cuda": not bench.cpu, "buckets": buckets, "nixl": nixl}
+    words = {"size": bench.size, "cuda": not bench.cpu, "gpus": _gpus(bench), "buckets": buckets, "nixl": nixl}
     found: dict[str, Any] = {}
     begin = time.monotonic()
     try:
@@ -118,8 +119,23 @@ async def tried(bench: Bench, way: Way, buckets: Sequence[int], repeats: int, ni
         found["failed"] = f"not done within {SECONDS:.0f} s"
     except (RuntimeError, ValueError) as error:
         found["failed"] = str(error)
-    noted = [line.strip()[-200:] for line in log.read_text(errors="replace").splitlines() if NOTED.search(line)]
-    return found | {"log": list(dict.fromkeys(noted))[:NOTES]}
+    return _chosen(way, bench.cpu, log.read_text(errors="replace")) | found
+
+
+def _gpus(bench: Bench) -> tuple[int, int]:
+    """The giver's and the taker's."""
+    return (0, 0) if bench.one_gpu else (0, 1)
+
+
+def _chosen(way: Way, cpu: bool, log: str) -> dict[str, Any]:
+    """NIXL that reads in another way than by a copy between GPUs works, slowly, and says nothing."""
+    if way is not NIXL:
+        return {"log": notes(log)}
+    rows = read_by(log)
+    found = {"read by": rows, "log": notes(log)}
+    if cpu or any(KERNEL_FREE in row for row in rows):
+        return found
+    return {**found, "failed": f"UCX does not read by {KERNEL_FREE}"}
 
 
 async def _beside_decoding(bench: Bench, pair: Pair, bucket: int, repeats: int) -> dict[str, Any]:
@@ -140,14 +156,16 @@ async def _beside_decoding(bench: Bench, pair: Pair, bucket: int, repeats: int) 
     }
 
 
-def ways(cpu: bool, nixl: str) -> list[Way]:
-    return [*(ON_CPU if cpu else ON_GPUS[:3]), *([NIXL] if nixl else []), *(() if cpu else ON_GPUS[3:])]
+def ways(cpu: bool, one_gpu: bool, nixl: str) -> list[Way]:
+    """In the order in which a run that is cut short should tell them."""
+    known = ON_CPU if cpu else ON_ONE_GPU if one_gpu else ON_GPUS
+    return [*known[:3], *([NIXL] if nixl else []), *known[3:]]
 
 
 async def measure(bench: Bench, results: Results, repeats: int, nixl: str) -> None:
     """A step for each way, on a bench whose engine decodes; each ends what it starts."""
     buckets = BUCKETS if not bench.cpu else (bench.size // 4, bench.size)
-    for way in ways(bench.cpu, nixl):
+    for way in ways(bench.cpu, bench.one_gpu, nixl):
         call = partial(tried, bench, way, buckets, repeats, nixl)
         await results.step(f"kernel-free: {way.name}", call, EXPECTED, SECONDS + 20.0)
 
@@ -157,7 +175,7 @@ async def run(given: argparse.Namespace) -> int:
     logs = given.work / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     results = Results(given.out, given.seconds)
-    bench = _NoTrainer(given.work, logs, shape=given.shape, cpu=given.cpu, streams=given.streams)
+    bench = _NoTrainer(given.work, logs, shape=given.shape, cpu=given.cpu, streams=given.streams, one_gpu=given.one_gpu)
     try:
         if await results.step("start", bench.begin, 60.0, 200.0):
             await measure(bench, results, given.repeats, given.nixl)
@@ -180,6 +198,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.kernel_free", description=__doc__)
     parser.add_argument("--shape", default="8b")
     parser.add_argument("--cpu", action="store_true", help="a dry run with host memory")
+    parser.add_argument("--one-gpu", action="store_true", help="all share it; PeerCopy and NIXL only")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=20, help="transfers of each kind, one after the other")
     parser.add_argument("--nixl", default="", help="folder with NIXL's unpacked wheel (nixl-cu13)")

@@ -1,4 +1,4 @@
-"""python -m bench.gpu.kernel_free_pair JSON: two processes, each with a GPU of its own, of which one takes the other's
+"""python -m bench.gpu.kernel_free_pair JSON: two processes, on two GPUs or on one, of which one takes the other's
 bytes in one of the ways below. Orders on standard input and answers are lines of JSON; times are time.monotonic()."""
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 
 
 class Side:
-    """One of the two processes. The giver's GPU is 0, the taker's 1; both see both."""
+    """One of the two processes. gpus: the giver's and the taker's, of those that both see; the same one, or two."""
 
     def __init__(self, role: int, pipe: Connection, given: dict[str, Any]) -> None:
         self.role, self.pipe = role, pipe
         self.size = int(given["size"])
         self.cuda = bool(given["cuda"])
         self.nixl = str(given.get("nixl") or "")
+        self.gpus: list[int] = given["gpus"] if self.cuda else [0, 0]
+        self.gpu = self.gpus[role]
         self.flat: Any = None
         if self.cuda:
-            torch.cuda.set_device(role)
-            self.driver = CudaDriver(role)
-            self.stream = torch.cuda.Stream(role)
+            torch.cuda.set_device(self.gpu)
+            self.driver = CudaDriver(self.gpu)
+            self.stream = torch.cuda.Stream(self.gpu)
 
     def hold(self) -> None:
         """Memory of this side; on a GPU such as can be exported."""
         if self.cuda:
             self.address = self.driver.allocate(self.size)
-            self.flat = _flat(self.address, self.size, self.role)
+            self.flat = _flat(self.address, self.size, self.gpu)
         else:
             self.flat = torch.zeros(self.size, dtype=torch.uint8)
             self.address = self.flat.data_ptr()
@@ -132,7 +134,7 @@ class NcclCopyEngines(Nccl):
         if not window.value:
             raise RuntimeError("ncclCommWindowRegister gave no window: no symmetric memory here")
         self.address = int(base.value or 0) + SPARE
-        self.flat = _flat(self.address, self.size, self.role)
+        self.flat = _flat(self.address, self.size, self.gpu)
 
     def move(self, bucket: int) -> None:
         for begin, length in self.pieces(bucket):
@@ -149,7 +151,7 @@ class PeerCopy(Side):
         if self.role == GIVER:
             self.pipe.send(self.driver.export(self.address))
         else:
-            self._theirs = _flat(self.driver.open(self.pipe.recv()), self.size, TAKER)
+            self._theirs = _flat(self.driver.open(self.pipe.recv()), self.size, self.gpu)
 
     def move(self, bucket: int) -> None:
         if self.role == TAKER:
@@ -169,8 +171,7 @@ class Nixl(Side):
         self._agent: Any = nixl.nixl_agent(ROLES[self.role], nixl.nixl_agent_config(backends=["UCX"]))
         self._kind = "VRAM" if self.cuda else "DRAM"
         self._ready: dict[int, list[Any]] = {}
-        device = self.role if self.cuda else 0
-        self._registered = self._agent.register_memory([(self.address, self.size, device, "")], self._kind)
+        self._registered = self._agent.register_memory([(self.address, self.size, self.gpu, "")], self._kind)
         if self.role == GIVER:
             self.pipe.send((self._agent.get_agent_metadata(), self.address))
         else:
@@ -187,7 +188,7 @@ class Nixl(Side):
             going = [handle for handle in going if self._state(self._agent.check_xfer_state(handle))]
 
     def _prepared(self, bucket: int) -> list[Any]:
-        here, there = (TAKER, GIVER) if self.cuda else (0, 0)
+        here, there = self.gpu, self.gpus[GIVER]
         return [
             self._agent.initialize_xfer(
                 "READ",
@@ -265,7 +266,7 @@ def _sum(side: Side) -> int:
     words = side.flat[: side.size // 8 * 8].view(torch.int64)
     found = int(words.sum().item())
     if side.cuda:
-        torch.cuda.synchronize(side.role)
+        torch.cuda.synchronize(side.gpu)
     return found
 
 

@@ -54,7 +54,7 @@ class Bench:
 
     def __init__(self, work: Path, out: Path, *, shape: str, cpu: bool, streams: int, one_gpu: bool = False) -> None:
         self.work, self.out = work, out
-        self.shape, self.cpu, self._one_gpu = shape, cpu, one_gpu
+        self.shape, self.cpu, self.one_gpu = shape, cpu, one_gpu
         self.size = total_bytes(shape)
         self.boot = WeightVersion("v1", str(work / "v1"))
         self.engines = Engines.ONE
@@ -170,8 +170,8 @@ class Bench:
         folder = self.work / name
         if self.cpu:
             return LocalPod(folder, self.boot, tp=tp, staged_versions=2)
-        pod = GpuPod(folder, self.boot, gpus="0" if self._one_gpu else gpus, tp=tp, name=name)
-        if self._one_gpu:
+        pod = GpuPod(folder, self.boot, gpus="0" if self.one_gpu else gpus, tp=tp, name=name)
+        if self.one_gpu:
             pod.engine_args += ROOM  # SGLang takes the last of a flag
         return pod
 
