@@ -21,11 +21,11 @@ from click.testing import CliRunner
 from e2e.cluster.apiserver import ApiServer
 from e2e.cluster.gobuild import binary
 from e2e.cluster.layout import Layout
-from sglang_rollout.cli.cluster import Cluster
-from sglang_rollout.cli.connection import connect
-from sglang_rollout.cli.exits import Failure, Forbidden, Unreachable
 from sglang_rollout.cli.metrics_reader import MetricsReader
 from sglang_rollout.cli.verbs import sgrollout
+from sglang_rollout.kube_access.cluster import Cluster
+from sglang_rollout.kube_access.connection import connect
+from sglang_rollout.kube_access.failures import Failure, Forbidden, Unreachable
 from tests.api.objects import Object, rollout
 from tests.cli.conftest import NAMESPACE
 from tests.cli.fake_cluster import condition, engine
@@ -322,7 +322,7 @@ def own_address() -> str:
 
 
 def metrics_of(kubeconfig: Path, pod: str, port: int) -> str:
-    return MetricsReader(Cluster(connect(str(kubeconfig), None, NAMESPACE)), port).read(pod)
+    return MetricsReader(Cluster(connect(str(kubeconfig), None, NAMESPACE), "test"), port).read(pod)
 
 
 def test_metrics_come_through_the_pod_proxy(server: ApiServer, engine_pod: tuple[str, int]) -> None:

@@ -12,7 +12,8 @@ from sglang_rollout.cli import goals, patches
 from sglang_rollout.cli.fleet_report import parse
 from sglang_rollout.cli.goals import Asked, Goal
 from tests.api.objects import Object, merged
-from tests.cli.fake_cluster import condition, engine, fleet
+from tests.cli.fake_cluster import condition, engine
+from tests.kube_access.fake_connection import fleet
 
 LATER = "2026-01-02T03:04:05Z"
 CONSISTENT = condition("WeightsConsistent", True)

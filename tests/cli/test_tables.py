@@ -12,7 +12,8 @@ from rich.console import Console, RenderableType
 from sglang_rollout.cli.fleet_report import parse, report
 from sglang_rollout.cli.tables import fleet_view, fleets_table, one_line
 from tests.api.objects import Object
-from tests.cli.fake_cluster import NOW, FakeConnection, call, condition, engine, fleet
+from tests.cli.fake_cluster import NOW, call, condition, engine
+from tests.kube_access.fake_connection import FakeConnection, fleet
 
 LONG = "container engine ended with exit code 137 (OOMKilled): CUDA out of memory; the next restart is in 2m"
 

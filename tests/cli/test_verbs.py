@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from sglang_rollout.cli.exits import Failure, Forbidden, Refused, Unreachable
+from sglang_rollout.kube_access.failures import Failure, Forbidden, Refused, Unreachable
 from tests.api.objects import Object
-from tests.cli.fake_cluster import FakeConnection, call, condition, engine, fleet, not_found
+from tests.cli.fake_cluster import call, condition, engine
+from tests.kube_access.fake_connection import FakeConnection, fleet, not_found
 
 RELEASED = {"weights": "Released", "kvCache": "Released", "cudaGraph": "Released"}
 RESIDENT = dict.fromkeys(RELEASED, "Resident")

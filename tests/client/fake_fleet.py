@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from sglang_rollout.cli.exits import NotFound, Refused
 from sglang_rollout.client.resource import FleetResource
+from sglang_rollout.kube_access.failures import Conflict, NotFound
 from sglang_rollout.transfer.receiver import GroupCache, Receiving, ReceivingFailed, WeightsRefused, receive
 from sglang_rollout.transfer.stage import reserve_host
 from tests.transfer.fake_transport import FakeTransport
@@ -21,7 +21,7 @@ SLOT = 1 << 16
 
 
 class FakeApi:
-    """Cluster and Connection in one."""
+    """In the place of a Cluster."""
 
     namespace = "train"
 
@@ -39,24 +39,20 @@ class FakeApi:
             },
         }
 
-    @property
-    def connection(self) -> FakeApi:
-        return self
-
     def rollout(self, name: str) -> dict[str, Any]:
         if name != "fleet":
             raise NotFound(f'sglangrollouts "{name}" not found')
         with self.changed:
             return copy.deepcopy(self.fleet)
 
-    def call(self, method: str, path: str, body: dict[str, Any], **query: str) -> dict[str, Any]:
-        assert (method, query["fieldValidation"]) == ("PATCH", "Strict")
+    def patch(self, name: str, spec: dict[str, Any], resource_version: str) -> dict[str, Any]:
+        assert name == "fleet"
         self.before_patch()
         with self.changed:
-            if body["metadata"]["resourceVersion"] != self.fleet["metadata"]["resourceVersion"]:
-                raise Refused("Operation cannot be fulfilled: the object has been modified")
-            self.patches.append(body["spec"])
-            merge(self.fleet["spec"], body["spec"])
+            if resource_version != self.fleet["metadata"]["resourceVersion"]:
+                raise Conflict("Operation cannot be fulfilled: the object has been modified")
+            self.patches.append(spec)
+            merge(self.fleet["spec"], spec)
             self.fleet["metadata"]["generation"] += 1
             return self._touch()
 
@@ -72,9 +68,9 @@ class FakeApi:
         self.changed.notify_all()
         return copy.deepcopy(self.fleet)
 
-    def follow(self, name: str, deadline: Any, tell: Any) -> Iterator[dict[str, Any]]:
+    def follow(self, name: str, left: Callable[[], float], tell: Any) -> Iterator[dict[str, Any]]:
         seen = ""
-        while deadline.left() > 0:
+        while left() > 0:
             now = self.rollout(name)
             if now["metadata"]["resourceVersion"] != seen:
                 seen = now["metadata"]["resourceVersion"]

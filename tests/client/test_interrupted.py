@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from sglang_rollout.cli.exits import Unreachable
 from sglang_rollout.client import PublishFailed
+from sglang_rollout.kube_access.failures import Unreachable
 
 from .conftest import WEIGHTS, Scene
 

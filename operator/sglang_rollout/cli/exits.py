@@ -1,11 +1,11 @@
-"""How the plug-in ends: exit codes that scripts can rely on, and the failures that lead to them."""
+"""How the plug-in ends: exit codes that scripts can rely on, and which failure leads to which."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import ClassVar
 
-import click
+from ..kube_access.failures import Failure, Forbidden, NotFound, Refused, Unreachable
 
 
 class ExitCode(IntEnum):
@@ -21,41 +21,27 @@ class ExitCode(IntEnum):
     INTERRUPTED = 130
 
 
-class Failure(click.ClickException):
-    """An end that is not OK. message: what went wrong and what to do, for a person."""
-
-    exit_code: ClassVar[int] = ExitCode.FAILED
-    outcome: ClassVar[str] = "Failed"
-
-
-class Refused(Failure):
-    """The API server did not take it; its own words."""
-
-    outcome = "Refused"
-
-
-class NotFound(Failure):
-    exit_code = ExitCode.NOT_FOUND
-    outcome = "NotFound"
-
-
-class Forbidden(Failure):
-    exit_code = ExitCode.FORBIDDEN
-    outcome = "Forbidden"
-
-
-class Unreachable(Failure):
-    exit_code = ExitCode.UNREACHABLE
-    outcome = "Unreachable"
-
-
-class Expired(Failure):
-    """410: a watch cannot go on from where it was. Never shown: whoever watches reads anew."""
-
-    exit_code = ExitCode.UNREACHABLE
-    outcome = "Unreachable"
-
-
 class TimedOut(Failure):
-    exit_code = ExitCode.TIMED_OUT
-    outcome = "TimedOut"
+    """Asked for, and not there yet."""
+
+
+@dataclass(frozen=True)
+class End:
+    """outcome: the name of the end in `-o json`."""
+
+    code: ExitCode
+    outcome: str
+
+
+_ENDS: dict[type[Failure], End] = {
+    Failure: End(ExitCode.FAILED, "Failed"),
+    Refused: End(ExitCode.FAILED, "Refused"),
+    NotFound: End(ExitCode.NOT_FOUND, "NotFound"),
+    Forbidden: End(ExitCode.FORBIDDEN, "Forbidden"),
+    Unreachable: End(ExitCode.UNREACHABLE, "Unreachable"),
+    TimedOut: End(ExitCode.TIMED_OUT, "TimedOut"),
+}
+
+
+def end_of(failure: Failure) -> End:
+    return next(_ENDS[kind] for kind in type(failure).__mro__ if kind in _ENDS)

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError
 
 from ..api import Condition, ConditionType, SGLangRollout, Status, find_condition
 from ..api.schema import ApiModel
-from .exits import Failure
+from ..kube_access.failures import Failure
 
 
 class Wanted(ApiModel):

@@ -15,21 +15,27 @@ import click
 from rich.console import Console
 
 from ..api.group import GROUP, PLURAL, SHORT_NAME, SINGULAR
-from .cluster import Cluster
-from .connection import connect
+from ..kube_access.cluster import Cluster
+from ..kube_access.connection import connect
+from ..kube_access.failures import Failure
 from .durations import parse_duration
-from .exits import ExitCode, Failure
+from .exits import ExitCode, end_of
 
+FIELD_MANAGER = "kubectl-sgrollout"
 PIPE_COLUMNS = 200  # of tables that go into a pipe, where nobody resizes a window
 
 Verb = Callable[..., None]
+
+
+def reach(kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
+    return Cluster(connect(kubeconfig, context, namespace), FIELD_MANAGER)
 
 
 @dataclass(frozen=True)
 class Surroundings:
     """What tests put in the place of: the cluster and the clock."""
 
-    connect: Callable[[str | None, str | None, str | None], Cluster] = lambda *where: Cluster(connect(*where))
+    connect: Callable[[str | None, str | None, str | None], Cluster] = reach
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
@@ -112,10 +118,12 @@ def verb(function: Verb) -> Verb:
             cluster = surroundings.connect(kubeconfig, context, namespace)
             function(Invocation(name, output == "json", cluster, surroundings.now), **rest)
         except Failure as failure:
+            end = end_of(failure)
             if output == "json":
-                answer = {"verb": name, "outcome": failure.outcome, "message": failure.message}
-                click.echo(json.dumps(answer | {"exitCode": failure.exit_code}, indent=2))
-            raise
+                answer = {"verb": name, "outcome": end.outcome, "message": failure.message}
+                click.echo(json.dumps(answer | {"exitCode": int(end.code)}, indent=2))
+            click.echo(f"Error: {failure.message}", err=True)
+            ctx.exit(int(end.code))
         except KeyboardInterrupt:
             ctx.exit(int(ExitCode.INTERRUPTED))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from rich.text import Text
 
-from .exits import Failure, NotFound, Unreachable
+from ..kube_access.failures import Failure, NotFound, Unreachable
 from .invocation import Invocation
 from .log_lines import Cursor, Line, container_names, prefix_width, starts_of
 

@@ -12,9 +12,9 @@ from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client.exceptions import ApiException
 from kubernetes.stream import portforward
 
+from ..kube_access.cluster import Cluster
+from ..kube_access.failures import Failure, Forbidden, NotFound, Unreachable
 from ..protocol.pod import ENGINE_PORT
-from .cluster import Cluster
-from .exits import Failure, Forbidden, NotFound, Unreachable
 
 PROXY_SECONDS = 4.0
 FORWARD_SECONDS = 8.0

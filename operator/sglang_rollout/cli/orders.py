@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 
 from ..api.schema import ApiModel
-from .cluster import Deadline
+from ..kube_access.failures import Failure
 from .durations import duration_text
-from .exits import ExitCode, Failure, TimedOut
+from .exits import ExitCode, TimedOut
 from .fleet_report import FleetReport, parse, report
 from .goals import Asked, Goal, Progress
 from .invocation import Invocation
 from .patches import Patch, leaves
 from .progress_screen import ProgressScreen
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """A moment of the monotonic clock, in seconds."""
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        return cls(time.monotonic() + seconds)
+
+    def left(self) -> float:
+        return max(0.0, self.at - time.monotonic())
 
 
 class Answer(ApiModel):
@@ -59,7 +74,7 @@ def await_goal(invocation: Invocation, name: str, goal: Asked, deadline: Deadlin
     progress = Progress("Waiting", "the API server has not answered yet")
     seen: FleetReport | None = None
     with ProgressScreen(invocation.err, f"{invocation.verb} {name}") as screen:
-        for current in invocation.cluster.follow(name, deadline, screen.tell):
+        for current in invocation.cluster.follow(name, deadline.left, screen.tell):
             rollout = parse(current)
             progress, seen = goal(rollout), report(rollout)
             if progress.state != "Waiting":

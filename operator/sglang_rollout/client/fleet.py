@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from ..cli.cluster import Cluster
-from ..cli.connection import connect
-from ..cli.exits import Failure
+from ..kube_access.cluster import Cluster
+from ..kube_access.connection import connect
+from ..kube_access.failures import Failure
 from ..protocol.pod import address_of
 from .asking import Asked, Halted, Transfer
 from .errors import FleetUnreachable, PublishRefused
@@ -28,6 +28,7 @@ from .verdict import serving
 
 log = logging.getLogger(__name__)
 
+FIELD_MANAGER = "sglang-rollout-client"
 TIMEOUT = 300.0
 STOP_SECONDS = 60.0  # for a call whose task was cancelled; it may be in an iterator of the trainer's
 
@@ -93,7 +94,7 @@ class RolloutFleet:
             connection = connect(kubeconfig, context, namespace)
         except Failure as error:
             raise FleetUnreachable(error.message) from error
-        cluster = Cluster(connection)
+        cluster = Cluster(connection, FIELD_MANAGER)
         resource = FleetResource(cluster, name)
         fleet = cls(cluster, name, address=address, port=port, router=Router(resource.read, router_url, api_key))
         if not address:

@@ -10,15 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from ..cli.cluster import Cluster
-from ..cli.connection import Object
-from ..cli.exits import Failure, NotFound, Refused
+from ..kube_access.cluster import Cluster
+from ..kube_access.connection import Object
+from ..kube_access.failures import Conflict, Failure, NotFound, Refused
 from ..transfer.link import host_port
 from .errors import FleetMissing, FleetUnreachable, PublishRefused
 from .verdict import Verdict
 
 LOOK_SECONDS = 0.1
-_PATH = "/apis/rollout.sglang.io/v1alpha1/namespaces/{}/sglangrollouts/{}"
 
 
 @dataclass(frozen=True)
@@ -68,18 +67,12 @@ class FleetResource:
 
     def _patch(self, fleet: Object, weights: Object) -> Object | None:
         """None: somebody else was faster."""
-        body = {
-            "metadata": {"resourceVersion": fleet["metadata"]["resourceVersion"]},
-            "spec": {"weights": weights},
-        }
-        path = _PATH.format(self._cluster.namespace, self.name)
-        query = {"fieldManager": "sglang-rollout-client", "fieldValidation": "Strict"}
         try:
-            self.last = self._cluster.connection.call("PATCH", path, body, **query)
-        except Refused as error:
-            if "the object has been modified" not in error.message:
-                raise PublishRefused(error.message) from error
+            self.last = self._cluster.patch(self.name, {"weights": weights}, fleet["metadata"]["resourceVersion"])
+        except Conflict:
             return None
+        except Refused as error:
+            raise PublishRefused(error.message) from error
         except Failure as error:
             raise FleetUnreachable(error.message) from error
         return self.last
@@ -102,8 +95,7 @@ class Watch:
         self.found: Future[Verdict] = Future()
         threading.Thread(target=self._run, name="fleet-watch", daemon=True).start()
 
-    def left(self) -> float:
-        """For Cluster.follow(): the deadline."""
+    def _left(self) -> float:
         return 0.0 if self._stopped else max(0.0, self._ends - time.monotonic())
 
     def stop(self) -> None:
@@ -111,7 +103,7 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            for fleet in self._cluster.follow(self._resource.name, self, lambda _: None):  # type: ignore[arg-type]
+            for fleet in self._cluster.follow(self._resource.name, self._left, lambda _: None):
                 self._resource.last = fleet
                 verdict = self._decide(fleet)
                 if verdict is not None:

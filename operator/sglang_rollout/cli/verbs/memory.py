@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import click
 
+from ...kube_access.failures import Refused
 from .. import goals, patches
-from ..exits import Refused
 from ..invocation import Invocation, Verb, fleet_argument, verb, wait_options
 from ..orders import Waiting, order
 

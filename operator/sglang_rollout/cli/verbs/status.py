@@ -8,7 +8,6 @@ import click
 from rich.console import RenderableType
 from rich.live import Live
 
-from ..cluster import Deadline
 from ..fleet_report import FleetReport, parse, report
 from ..invocation import FleetName, Invocation, verb
 from ..tables import fleet_view, fleets_table, one_line
@@ -56,7 +55,7 @@ def _watch(invocation: Invocation, name: str, all_engines: bool) -> None:
 
     def changes(show: Callable[[FleetReport], None]) -> None:
         said: FleetReport | None = None
-        for current in invocation.cluster.follow(name, Deadline.after(FOREVER_SECONDS), invocation.say):
+        for current in invocation.cluster.follow(name, lambda: FOREVER_SECONDS, invocation.say):
             one = report(parse(current))
             if one != said:
                 said = one

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from ...api import EngineStatus, SGLangRollout
 from ...api.schema import ApiModel
+from ...kube_access.failures import Failure, Unreachable
 from ..engine_metrics import EngineLoad, parse_load, total
-from ..exits import Failure, Unreachable
 from ..fleet_report import parse
 from ..invocation import Duration, Invocation, fleet_argument, verb
 from ..metrics_reader import MetricsReader

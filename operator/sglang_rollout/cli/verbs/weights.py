@@ -5,13 +5,12 @@ from __future__ import annotations
 import click
 from rich.text import Text
 
+from ...kube_access.failures import Failure
 from .. import goals, patches
-from ..cluster import Deadline
-from ..exits import Failure
 from ..fleet_report import parse
 from ..goals import Asked
 from ..invocation import Duration, Invocation, fleet_argument, verb, wait_options
-from ..orders import Waiting, await_goal, order
+from ..orders import Deadline, Waiting, await_goal, order
 from ..tables import age, plain_table
 
 

@@ -1,43 +1,28 @@
-"""What the plug-in asks of the API server: the fleets, their changes, and their pods."""
+"""What is asked of the API server: the fleets of a namespace, their changes, and their pods."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from ..api.group import GROUP, PLURAL, VERSION
 from .connection import Connection, Object, failure_of
-from .exits import Expired, Forbidden, NotFound, Unreachable
+from .failures import Expired, Forbidden, NotFound, Unreachable
 
-FIELD_MANAGER = "kubectl-sgrollout"
 WATCH_SECONDS = 240.0
 SILENCE_SECONDS = 80.0  # the server sends a bookmark about every 60 s
 POLL_SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Deadline:
-    """A moment of a monotonic clock, in seconds."""
-
-    at: float
-    now: Callable[[], float] = time.monotonic
-
-    @classmethod
-    def after(cls, seconds: float, now: Callable[[], float] = time.monotonic) -> Deadline:
-        return cls(now() + seconds, now)
-
-    def left(self) -> float:
-        return max(0.0, self.at - self.now())
-
-
 class Cluster:
-    """The namespace that commands act on. Failures are those of `exits`."""
+    """The namespace that commands act on. field_manager: by which its changes are known. Failures are those of
+    `failures`."""
 
-    def __init__(self, connection: Connection, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, connection: Connection, field_manager: str, sleep: Callable[[float], None] = time.sleep) -> None:
         self.connection = connection
         self.namespace = connection.namespace
+        self._field_manager = field_manager
         self._sleep = sleep
 
     # Fleets
@@ -49,26 +34,30 @@ class Cluster:
         items: list[Object] = self.connection.call("GET", self._path())["items"]
         return items
 
-    def patch(self, name: str, spec: Object) -> Object:
-        """Merge-patch `spec` and nothing else; returns the object as it is then."""
-        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+    def patch(self, name: str, spec: Object, resource_version: str = "") -> Object:
+        """Merge-patch `spec` and nothing else; returns the object as it is then. resource_version: raises Conflict
+        when the object is another one by now."""
+        body: Object = {"spec": spec}
+        if resource_version:
+            body["metadata"] = {"resourceVersion": resource_version}
+        query = {"fieldManager": self._field_manager, "fieldValidation": "Strict"}
         try:
-            return self.connection.call("PATCH", self._path(name), {"spec": spec}, **query)
+            return self.connection.call("PATCH", self._path(name), body, **query)
         except Unreachable as error:
             raise Unreachable(f"{error.message}; whether the change was made is not known") from error
 
-    def follow(self, name: str, deadline: Deadline, tell: Callable[[str], None]) -> Iterator[Object]:
-        """The fleet now and after each change, until the deadline. An API server that is away is waited for (`tell`
-        says so); who may not watch reads every second. Raises NotFound when the fleet is deleted."""
+    def follow(self, name: str, left: Callable[[], float], tell: Callable[[str], None]) -> Iterator[Object]:
+        """The fleet now and after each change, while there are seconds `left`. An API server that is away is waited
+        for (`tell` says so); who may not watch reads every second. Raises NotFound when the fleet is deleted."""
         watching = True
         trouble = ""
-        while deadline.left() > 0:
+        while left() > 0:
             try:
                 current = self.rollout(name)
                 trouble = ""
                 yield current
                 if watching:
-                    yield from self._changes(name, current["metadata"]["resourceVersion"], deadline)
+                    yield from self._changes(name, current["metadata"]["resourceVersion"], left)
                     continue
             except Expired:
                 continue
@@ -81,10 +70,10 @@ class Cluster:
                     raise
                 watching = False
                 continue
-            self._sleep(min(POLL_SECONDS, deadline.left()))
+            self._sleep(min(POLL_SECONDS, left()))
 
-    def _changes(self, name: str, since: str, deadline: Deadline) -> Iterator[Object]:
-        seconds = min(WATCH_SECONDS, max(1.0, deadline.left()))
+    def _changes(self, name: str, since: str, left: Callable[[], float]) -> Iterator[Object]:
+        seconds = min(WATCH_SECONDS, max(1.0, left()))
         for kind, changed in self.watch(since, seconds, fieldSelector=f"metadata.name={name}"):
             if kind == "DELETED":
                 raise NotFound(f'sglangrollout "{name}" was deleted meanwhile')

@@ -1,5 +1,5 @@
 """HTTP to the API server as the kubeconfig says, credential plug-ins included. Every call has a deadline, and every
-failure is one of `exits` with a sentence to act on."""
+failure is one of `failures` with a sentence to act on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException, list_kube_config_contexts, load_incluster_config, load_kube_config
 from yaml import YAMLError
 
-from .exits import Expired, Failure, Forbidden, NotFound, Refused, Unreachable
+from .failures import Conflict, Expired, Failure, Forbidden, NotFound, Refused, Unreachable
 
 Object = dict[str, Any]
 
@@ -114,7 +114,9 @@ def failure_of(status: int, body: bytes) -> Failure:
         return Forbidden(message or "forbidden")
     if status == HTTPStatus.GONE:
         return Expired(message)
-    if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
+    if status == HTTPStatus.CONFLICT:
+        return Conflict(message)
+    if status in (HTTPStatus.BAD_REQUEST, HTTPStatus.UNPROCESSABLE_ENTITY):
         return Refused(message)
     return Unreachable(f"the API server answered {status}: {message}")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sglang_rollout.cli.cluster import Cluster
-from sglang_rollout.cli.connection import connect, failure_of
-from sglang_rollout.cli.exits import Expired, Failure, Forbidden, NotFound, Refused, Unreachable
+from sglang_rollout.kube_access.cluster import Cluster
+from sglang_rollout.kube_access.connection import connect, failure_of
+from sglang_rollout.kube_access.failures import Conflict, Expired, Failure, Forbidden, NotFound, Refused, Unreachable
 from tests.api.objects import Object
-from tests.cli.fake_cluster import Clock, FakeConnection, fleet, not_found
+from tests.kube_access.fake_connection import Clock, FakeConnection, fleet, not_found
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from tests.cli.fake_cluster import Clock, FakeConnection, fleet, not_found
         (403, {"message": 'User "u" cannot patch'}, Forbidden, "cannot patch"),
         (410, {"message": "too old resource version"}, Expired, "too old"),
         (400, {"message": "unknown field"}, Refused, "unknown field"),
-        (409, {"message": "was changed"}, Refused, "was changed"),
+        (409, {"message": "was changed"}, Conflict, "was changed"),
         (422, {"message": "a rule's own words"}, Refused, "a rule's own words"),
         (429, {"message": "slow down"}, Unreachable, "429: slow down"),
         (503, b"<html>no healthy upstream</html>", Unreachable, "no healthy upstream"),
@@ -45,7 +45,7 @@ def followed(connection: FakeConnection, seconds: float = 10.0) -> tuple[list[in
     clock = Clock()
     told: list[str] = []
     seen: list[int] = []
-    for current in Cluster(connection, clock.sleep).follow("fleet", clock.deadline(seconds), told.append):
+    for current in Cluster(connection, "test", clock.sleep).follow("fleet", clock.left_of(seconds), told.append):
         seen.append(current["metadata"]["generation"])
         if seen[-1] == 9:
             break
