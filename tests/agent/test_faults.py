@@ -600,6 +600,16 @@ def test_one_fault_at_each_point_of_a_move(
     backup=False,
     staged=1,
 )
+@example(
+    orders=[
+        (("breaks", 2), {}, 0),
+        (("move", "2", Step.APPLY, PauseMode.ABORT, KVCache.FLUSH), {}, None),
+        (("move", "1", Step.APPLY, PauseMode.ABORT, KVCache.FLUSH), {}, None),
+    ],
+    release=OLDEST,
+    backup=False,
+    staged=1,
+)
 def test_any_orders_under_any_faults(
     offered: dict[str, WeightVersion], orders: Given, release: Release, backup: bool, staged: int
 ) -> None:

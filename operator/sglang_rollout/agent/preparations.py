@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sglang_rollout.protocol.desired import AgentDesired
-from sglang_rollout.protocol.weights import SourceKind, WeightMove
+from sglang_rollout.protocol.weights import SourceKind, Step, WeightMove
 
 from .background import Background, Preparing
 from .engine_watch import EngineWatch
@@ -168,10 +168,10 @@ class Preparations:
             return
         if order.source.kind in (SourceKind.DISK, SourceKind.KEPT) and not order.source.peers:
             await self._moves.check_folder(order)
-        self._start(order, way, situation)
+        self._start(order, way, situation, ahead=ahead)
         note(way=way, preparing=True, problem="", tried=order.source)
 
-    def _start(self, order: WeightMove, way: Way, situation: Situation) -> None:
+    def _start(self, order: WeightMove, way: Way, situation: Situation, *, ahead: bool) -> None:
         state = self._background.state
         if self._background.running:
             if state is not None and _serves(state, order, situation.facts.start_id):
@@ -179,7 +179,9 @@ class Preparations:
             self._background.cancel()
             raise EngineError(EARLIER_ENDS)
         opened = self._journal.now.open_apply
-        needed = [opened.root] if opened is not None and opened.root else []
+        # A move that is to be applied takes the place of one whose apply was begun and failed; nothing else may.
+        replaces = not ahead and order.until >= Step.APPLY
+        needed = [opened.root] if opened is not None and opened.root and not replaces else []
         work = self._moves.work(order, way, situation.held_root, needed)
         begun = Preparing(order.id, order.weights, order.source, situation.facts.start_id, self._clock())
         self._background.begin(begun, work, order.timeout_seconds)
