@@ -1,5 +1,5 @@
 """python -m bench.gpu.colocated: a trainer and an engine with the shipped agent on one GPU, weights handed over by CUDA
-IPC while the engine is paused. Writes wire.json into --out after every step."""
+IPC while the engine is paused. Writes wire.json into --out after every step, and logs.tar.xz at the end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,13 @@ from sglang_rollout.protocol.weights import PauseMode, SourceKind, Step
 
 from .memory import used_gibibytes
 from .pods import GpuPod
-from .wire import Results
+from .stepwise import Results, running, until_signalled
 from .wire_bench import Bench, Engines
 
 MIB = 1 << 20
 MODES = (PauseMode.RETRACT, PauseMode.IN_PLACE)
+CPU_BUCKET_BYTES = MIB // 4  # of the tiny shape
+REPEAT_SECONDS = 10.0  # for all modes once
 GIVEN_BACK_SECONDS = 2.0  # until memory that nobody has mapped is free again
 
 
@@ -90,13 +90,13 @@ async def handed_over(bench: OneGpu, bucket_bytes: int | None, mode: PauseMode, 
     }
 
 
-async def all_sizes(bench: OneGpu, sizes: Sequence[int | None], repeats: int) -> list[dict[str, Any]]:
+async def several(bench: OneGpu, size: int | None, repeats: int) -> list[dict[str, Any]]:
+    """In each of the modes in turn."""
     rows = []
-    for size in sizes:
-        for _ in range(repeats):
-            for mode in MODES:
-                rows.append(await handed_over(bench, size, mode))
-                print(json.dumps(rows[-1]), flush=True)
+    for _ in range(repeats):
+        for mode in MODES:
+            rows.append(await handed_over(bench, size, mode))
+            print(json.dumps(rows[-1]), flush=True)
     return rows
 
 
@@ -110,7 +110,7 @@ async def trainer_ended(bench: OneGpu) -> dict[str, Any]:
     """Whatever the engine still had mapped of the trainer's memory would outlast it."""
     assert bench.trainer is not None
     found: dict[str, Any] = {"GiB used before": bench.used()}
-    bench.trainer.kill()
+    await bench.trainer.kill()
     await asyncio.sleep(GIVEN_BACK_SECONDS)
     return found | {"GiB used after": bench.used()}
 
@@ -126,26 +126,25 @@ def default_bucket() -> dict[str, Any]:
 
 
 async def run(given: argparse.Namespace) -> int:
-    given.out.mkdir(parents=True, exist_ok=True)
-    given.work.mkdir(parents=True, exist_ok=True)
-    results = Results(given.out, given.seconds)
-    bench = OneGpu(given.work, given.out, shape=given.shape, cpu=given.cpu, streams=given.streams)
-    whole = (bench.size // MIB + 64) * MIB
-    sizes = [None, 2048 * MIB, whole] if not given.cpu else [None, MIB // 4]
-    step, repeats = results.step, given.repeats
-    try:
-        if await step("start", bench.begin, 150.0, 300.0):
-            if not given.cpu:
-                await step("default bucket", partial(asyncio.to_thread, default_bucket), 2.0)
-            await step("first", partial(handed_over, bench, sizes[-1], MODES[0]), 10.0)
-            await step("handed over", partial(all_sizes, bench, sizes, repeats), 10.0 * len(sizes) * repeats)
-            await step("checksum", partial(checked, bench, whole), 15.0)
-            await step("trainer ended", partial(trainer_ended, bench), 3.0)
-    finally:
-        await bench.stop()
-        shutil.rmtree(given.work, ignore_errors=True)
-    print("failed: " + (", ".join(results.failed) or "nothing"))
-    return 1 if results.failed else 0
+    bench = OneGpu(given.work, shape=given.shape, cpu=given.cpu, streams=given.streams)
+    async with running(bench, given.out, given.seconds) as results:
+        if await results.step("start", bench.begin, 90.0, 300.0):
+            await measure(bench, results, given.repeats)
+    return results.exit_code()
+
+
+async def measure(bench: OneGpu, results: Results, repeats: int) -> None:
+    """A step for each size of buckets. What a run that is cut short should tell comes first."""
+    step, whole = results.step, (bench.size // MIB + 64) * MIB
+    middle = CPU_BUCKET_BYTES if bench.cpu else 2048 * MIB
+    await step("first", partial(handed_over, bench, whole, MODES[0]), 10.0)
+    await step("whole", partial(several, bench, whole, repeats), REPEAT_SECONDS * repeats)
+    await step("checksum", partial(checked, bench, whole), 15.0)
+    await step(f"buckets of {middle / MIB:g} MiB", partial(several, bench, middle, repeats), REPEAT_SECONDS * repeats)
+    if not bench.cpu:
+        await step("default bucket", partial(asyncio.to_thread, default_bucket), 2.0)
+    await step("buckets of the default size", partial(several, bench, None, repeats), REPEAT_SECONDS * repeats)
+    await step("trainer ended", partial(trainer_ended, bench), 3.0)
 
 
 def main() -> int:
@@ -157,7 +156,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=420.0, help="for all of it")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/sglang-rollout-colocated"))
     parser.add_argument("--out", type=Path, default=Path("out/colocated"))
-    return asyncio.run(run(parser.parse_args()))
+    return until_signalled(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,9 +23,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .stepwise import Results, running, until_signalled
 from .trainer_process import interpreter, torch_environment
 from .transports_in_logs import notes, read_by
-from .wire import Results, pack
 from .wire_bench import Bench, Engines
 
 MIB = 1 << 20
@@ -103,7 +102,7 @@ class Pair:
 
 async def tried(bench: Bench, way: Way, buckets: Sequence[int], repeats: int, nixl: str) -> dict[str, Any]:
     """Of each size of bucket, several transfers in a row while the engine decodes. A failure is a result."""
-    log = bench.out / f"{way.name.replace(' ', '-')}.log"
+    log = bench.logs / f"{way.name.replace(' ', '-')}.log"
     words = {"size": bench.size, "cuda": not bench.cpu, "gpus": _gpus(bench), "buckets": buckets, "nixl": nixl}
     found: dict[str, Any] = {}
     begin = time.monotonic()
@@ -171,20 +170,11 @@ async def measure(bench: Bench, results: Results, repeats: int, nixl: str) -> No
 
 
 async def run(given: argparse.Namespace) -> int:
-    given.out.mkdir(parents=True, exist_ok=True)
-    logs = given.work / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    results = Results(given.out, given.seconds)
-    bench = _NoTrainer(given.work, logs, shape=given.shape, cpu=given.cpu, streams=given.streams, one_gpu=given.one_gpu)
-    try:
+    bench = _NoTrainer(given.work, shape=given.shape, cpu=given.cpu, streams=given.streams, one_gpu=given.one_gpu)
+    async with running(bench, given.out, given.seconds) as results:
         if await results.step("start", bench.begin, 60.0, 200.0):
             await measure(bench, results, given.repeats, given.nixl)
-    finally:
-        await bench.stop()
-        pack(logs, given.out / "logs.tar.xz")
-        shutil.rmtree(given.work, ignore_errors=True)
-    print(f"failed: {', '.join(results.failed) or 'nothing'} (after {results.spent:.0f} s)")
-    return 1 if results.failed else 0
+    return results.exit_code()
 
 
 class _NoTrainer(Bench):
@@ -205,7 +195,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/sglang-rollout-kernel-free"))
     parser.add_argument("--out", type=Path, default=Path("out/kernel-free"))
     parser.add_argument("--seconds", type=float, default=600.0, help="for all: what does not fit is left out")
-    return asyncio.run(run(parser.parse_args()))
+    return until_signalled(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,10 +84,13 @@ class GpuPod(LocalPod):
         """The holder of a stage outlives its agent until the container ends, which is now."""
         holder = self.stage_folder / HOLDER_FILE
         pid = int(json.loads(holder.read_text())["pid"]) if holder.exists() else 0
-        await super().stop()
-        if pid:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        try:
+            await super().stop()
+        finally:
+            if pid:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            shutil.rmtree(self.stage_folder, ignore_errors=True)
 
     def start_launcher(self) -> None:
         launcher = SOURCES / "sglang_rollout" / "engine" / "launcher.py"

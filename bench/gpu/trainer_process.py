@@ -16,6 +16,7 @@ import httpx
 ROOT = Path(__file__).parents[2]
 DONE_SECONDS = 120.0
 LEFT_TO_ITSELF_SECONDS = 5.0
+KILLED_SECONDS = 10.0  # in which the driver takes its memory back
 
 
 class TrainerProcess:
@@ -75,9 +76,10 @@ class TrainerProcess:
         self.process.stdin.write(json.dumps(words) + "\n")
         self.process.stdin.flush()
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
+        """Raises subprocess.TimeoutExpired when it does not die."""
         self.process.kill()
-        self.process.wait()
+        await asyncio.to_thread(self.process.wait, KILLED_SECONDS)
         self._reader.cancel()
 
 

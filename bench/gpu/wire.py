@@ -7,13 +7,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
-import signal
 import subprocess
 import sys
-import tarfile
-import time
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .commit_faults import agent_killed_in_commit
+from .stepwise import Results, running, until_signalled
 from .trainer_process import interpreter, torch_environment
 from .wire_bench import Bench, Engines
 from .wire_faults import agent_killed, receiver_killed, sender_killed
@@ -33,62 +29,17 @@ CPU_BUCKET_BYTES = 32 << 10  # of the tiny shape: many, so that there is a middl
 START_SECONDS = 200.0
 BARE_SECONDS = 90.0
 PLAIN_ALL_REDUCE = "--disable-custom-all-reduce"  # SGLang's own compiles kernels and wants symmetric memory
-STOP_SECONDS = 20.0  # of --seconds, left for ending
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One step. expected: seconds on two H200s with the 8B shape; it gets PATIENCE times as many."""
+    """One step. expected: seconds on two H200s with the 8B shape."""
 
     part: str
     name: str
     engines: Engines
     expected: float
     call: Callable[[], Awaitable[Any]]
-
-
-PATIENCE = 3.0
-
-
-class Results:
-    """seconds: for all of it, after which nothing new is begun."""
-
-    def __init__(self, out: Path, seconds: float) -> None:
-        self._file = out / "wire.json"
-        self._begin = time.monotonic()
-        self._seconds = seconds - STOP_SECONDS
-        self.found: dict[str, Any] = {"arguments": sys.argv[1:]}
-        self.failed: list[str] = []
-
-    @property
-    def spent(self) -> float:
-        return time.monotonic() - self._begin
-
-    async def step(self, name: str, call: Callable[[], Awaitable[Any]], expected: float, seconds: float = 0.0) -> bool:
-        """A failure is noted and the next step tried. seconds: until it is given up, if not the usual ones."""
-        left = self._seconds - self.spent
-        if left < expected:
-            self._fail(name, f"not begun: {left:.0f} s are left and it takes about {expected:.0f}")
-            return False
-        print(f"--- {name} (at {self.spent:.0f} s)", flush=True)
-        try:
-            async with asyncio.timeout(min(left, seconds or 20.0 + PATIENCE * expected)):
-                self.found[name] = await call()
-            print(json.dumps(self.found[name], indent=None), flush=True)
-        except Exception:
-            traceback.print_exc()
-            self._fail(name, traceback.format_exc()[-3000:])
-        self._write()
-        return name not in self.failed
-
-    def _fail(self, name: str, why: str) -> None:
-        self.failed.append(name)
-        self.found[f"{name}: failed"] = why
-        print(f"{name}: {why.splitlines()[-1]}", flush=True)
-        self._write()
-
-    def _write(self) -> None:
-        self._file.write_text(json.dumps(self.found | {"seconds": round(self.spent, 1)}, indent=1))
 
 
 def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
@@ -146,22 +97,10 @@ def _engines(steps: Sequence[Planned]) -> set[Engines]:
 
 
 async def run(given: argparse.Namespace) -> int:
-    given.out.mkdir(parents=True, exist_ok=True)
-    logs = given.work / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
-    results = Results(given.out, given.seconds)
-    bench = Bench(given.work, logs, shape=given.shape, cpu=given.cpu, streams=given.streams, one_gpu=given.one_gpu)
-    try:
+    bench = Bench(given.work, shape=given.shape, cpu=given.cpu, streams=given.streams, one_gpu=given.one_gpu)
+    async with running(bench, given.out, given.seconds) as results:
         await _run(bench, results, planned(bench, given), given)
-    finally:
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await bench.stop()
-        finally:
-            pack(logs, given.out / "logs.tar.xz")
-            shutil.rmtree(given.work, ignore_errors=True)
-    print(f"failed: {', '.join(results.failed) or 'nothing'} (after {results.spent:.0f} s)")
-    return 1 if results.failed else 0
+    return results.exit_code()
 
 
 async def _run(bench: Bench, results: Results, steps: Sequence[Planned], given: argparse.Namespace) -> None:
@@ -193,20 +132,15 @@ async def _bare(cpu: bool) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
         return found
     except (TimeoutError, ValueError, IndexError) as error:
+        return {"failed": repr(error)}
+    finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-        return {"failed": repr(error)}
 
 
 async def _no_bare(cpu: bool) -> dict[str, Any]:
     return {"left out": "it needs two GPUs"}
-
-
-def pack(folder: Path, archive: Path) -> None:
-    with tarfile.open(archive, "w:xz") as packed:
-        for log in sorted(folder.iterdir()):
-            packed.add(log, log.name)
 
 
 PARTS = ("first", "auto", "commits", "peer", "sizes", "direct", "kills", "tp2")
@@ -225,14 +159,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600.0, help="for all: what does not fit is left out")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES_MIB, help="of buckets, MiB")
     parser.add_argument("--tp2-flags", default="", help="more of SGLang's for the engine over both GPUs, in one word")
-    return asyncio.run(_ended_by_signals(parser.parse_args()))
-
-
-async def _ended_by_signals(given: argparse.Namespace) -> int:
-    """So that what was started is ended, and logs are kept, when somebody's patience ends."""
-    work = asyncio.ensure_future(run(given))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
-    return await work
+    return until_signalled(run(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -50,10 +50,11 @@ class Engines(StrEnum):
 
 
 class Bench:
-    """Processes, and what steps are made of. out: where logs go. one_gpu: everything is on GPU 0."""
+    """Processes, and what steps are made of. work: a folder of its own, with the logs. one_gpu: everything is on
+    GPU 0."""
 
-    def __init__(self, work: Path, out: Path, *, shape: str, cpu: bool, streams: int, one_gpu: bool = False) -> None:
-        self.work, self.out = work, out
+    def __init__(self, work: Path, *, shape: str, cpu: bool, streams: int, one_gpu: bool = False) -> None:
+        self.work, self.logs = work, work / "logs"
         self.shape, self.cpu, self.one_gpu = shape, cpu, one_gpu
         self.size = total_bytes(shape)
         self.boot = WeightVersion("v1", str(work / "v1"))
@@ -92,7 +93,7 @@ class Bench:
         return {"bare": found, "trainer and checkpoint, s": round(time.monotonic() - begin, 1)}
 
     async def start_trainer(self) -> None:
-        self.trainer = TrainerProcess(self.shape, self.cpu, self.out / "trainer.log")
+        self.trainer = TrainerProcess(self.shape, self.cpu, self.logs / "trainer.log")
         async with asyncio.timeout(TRAINER_SECONDS):
             await self.trainer.ready()
 
@@ -127,21 +128,28 @@ class Bench:
         return streams
 
     async def stop(self) -> None:
-        if self.trainer is not None:
-            self.trainer.kill()
-        await self._stop_pods()
+        """All that runs. Raises what went wrong first, once everything has been tried."""
+        trainer = [] if self.trainer is None else [self.trainer.kill()]
+        for failure in await asyncio.gather(self._stop_pods(), *trainer, return_exceptions=True):
+            if isinstance(failure, BaseException):
+                raise failure
 
     async def _stop_pods(self) -> None:
         if self._streams is not None:
-            self._streams.__exit__(None, None, None)
+            await asyncio.to_thread(self._streams.__exit__, None, None, None)
             self._streams = None
-        await asyncio.gather(*(one.stop() for one in self.pods))
+        try:
+            await asyncio.gather(*(one.stop() for one in self.pods))
+        finally:
+            self._keep_logs()
+        self.pods = []
+
+    def _keep_logs(self) -> None:
         for one in self.pods:
             for log in ("agent.log", "engine.log"):
                 with suppress(FileNotFoundError):
                     tail = (one.folder / log).read_bytes()[-LOG_BYTES:]
-                    (self.out / f"{one.folder.name}-{log}").write_bytes(tail)
-        self.pods = []
+                    (self.logs / f"{one.folder.name}-{log}").write_bytes(tail)
 
     def _launch(self, engines: Engines, extra: Sequence[str] = ()) -> None:
         """Their processes, which wait for orders."""

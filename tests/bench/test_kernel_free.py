@@ -1,4 +1,4 @@
-"""Which ways of bringing bytes from process to process are tried where, and when NIXL's is another than it should be."""
+"""Which ways of bringing bytes between processes are tried where, and when NIXL's is another than it should be."""
 
 from __future__ import annotations
 
