@@ -26,7 +26,8 @@ from sglang_rollout.controller.executor import (
 from sglang_rollout.controller.external_router import ExternalRouters
 from sglang_rollout.controller.kinds import CONFIG_MAP, POD, ROLLOUT, Object
 from sglang_rollout.controller.kube_errors import Conflict, KubeError, Refused, Unreachable
-from sglang_rollout.controller.links import Dialect, LinkContext, LinkPool
+from sglang_rollout.controller.links import LinkContext, LinkPool
+from sglang_rollout.controller.pod_calls import Dialect
 from sglang_rollout.controller.rollouts import Rollout, Rollouts
 from sglang_rollout.controller.status_writes import STILL_SECONDS
 from sglang_rollout.controller.tokens import FleetTokens

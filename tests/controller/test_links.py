@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from sglang_rollout.controller.lease import LeaderLease
-from sglang_rollout.controller.links import Dialect, LinkContext, LinkPool, Target
+from sglang_rollout.controller.links import LinkContext, LinkPool
+from sglang_rollout.controller.pod_calls import Dialect, Target
 from sglang_rollout.controller.tokens import FleetTokens
 from sglang_rollout.protocol.desired import AgentDesired, Execution, ExecutionState
 from sglang_rollout.protocol.report import AgentReport

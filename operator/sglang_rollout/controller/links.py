@@ -11,13 +11,10 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
-from urllib.parse import quote
 
-from ..protocol import pod
-from ..protocol.wire import BatchEncoder, MalformedMessage, loads
-from .kube_errors import KubeError
+from ..protocol.wire import BatchEncoder
 from .lease import LeaderLease
-from .pod_connection import Answer, BadAnswer, PodConnection
+from .pod_calls import CallFailed, Dialect, PodCaller, R, Target
 from .tokens import FleetTokens
 
 log = logging.getLogger(__name__)
@@ -30,7 +27,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 # deleted between them.
 _SERIALS = itertools.count(time.time_ns())
 _FILLED_IN = frozenset({"lease_term", "serial"})  # of an order, when it is sent
-REPORT_BYTES = 4 << 20  # what a pod may answer at most: its image is the tenant's
 
 
 class Desired(Protocol):
@@ -42,53 +38,8 @@ class Desired(Protocol):
     def lease_term(self) -> int: ...
 
 
-class Report(Protocol):
-    """AgentReport or RouterReport."""
-
-    @property
-    def revision(self) -> int: ...
-
-    @property
-    def pod_uid(self) -> str: ...
-
-    @property
-    def lease_term(self) -> int: ...
-
-
 D = TypeVar("D", bound=Desired)
-R = TypeVar("R", bound=Report)
 FleetKey = tuple[str, str]
-
-
-class LinkError(Exception):
-    """A call to a pod that failed, in a sentence. status: of HTTP, 0 without an answer."""
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class Dialect(Generic[R]):
-    """What differs between agents and router sidecars. start_of: the random id of the reporting process, which
-    must be told again what is wanted when it changes. problem_of: why a report cannot be believed, empty when it
-    can."""
-
-    name: str
-    port: int
-    report: type[R]
-    start_of: Callable[[R], str]
-    problem_of: Callable[[R], str] = lambda _: ""
-
-
-@dataclass(frozen=True)
-class Target:
-    """A pod to link to. audience: of the tokens that it accepts."""
-
-    uid: str
-    name: str
-    ip: str
-    audience: str
 
 
 @dataclass
@@ -124,9 +75,8 @@ class PodLink(Generic[D, R]):
 
     def __post_init__(self) -> None:
         """Two connections: an order must not wait for the end of a long poll."""
-        self._polls = PodConnection(self.target.ip, self.dialect.port, REPORT_BYTES)
-        self._orders = PodConnection(self.target.ip, self.dialect.port, REPORT_BYTES)
-        self._query = f"?{pod.QUERY_POD}={quote(self.target.uid)}"
+        shared = (self.target, self.dialect, self.context.tokens, self.context.on_call)
+        self._polls, self._orders = PodCaller(*shared), PodCaller(*shared)
 
     def open(self) -> None:
         self._tasks = [self._task("listen", self._listen()), self._task("drive", self._drive())]
@@ -176,9 +126,9 @@ class PodLink(Generic[D, R]):
                 query = f"&after={self._report.revision}&wait={self.context.poll_seconds:g}"
                 seconds += self.context.poll_seconds
             try:
-                self._take(await self._call(self._polls, "report", "GET", pod.PATH_REPORT, query, seconds=seconds))
+                self._take(await self._polls.get_report(query, seconds))
                 pause = FIRST_PAUSE
-            except LinkError as error:
+            except CallFailed as error:
                 self._failed(str(error))
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 jitter
                 pause = min(pause * 2, LONGEST_PAUSE)
@@ -197,14 +147,12 @@ class PodLink(Generic[D, R]):
             try:
                 body = b'{"leaseTerm":%d,"serial":%d,%b}' % (term, next(_SERIALS), self._members)
                 self._sent = None  # a call that fails may have been heard all the same
-                report = await self._call(
-                    self._orders, "desired", "PUT", pod.PATH_DESIRED, body=body, seconds=PUT_SECONDS
-                )
+                report = await self._orders.put_desired(body, PUT_SECONDS)
                 self._sent = (self.dialect.start_of(report), desired)
                 self._take(report)
                 self.on_change()
                 pause = FIRST_PAUSE
-            except LinkError as error:
+            except CallFailed as error:
                 if error.status == 409:
                     await self._go_above_its_term(term)
                 self._failed(str(error))
@@ -220,8 +168,8 @@ class PodLink(Generic[D, R]):
         """The pod has obeyed a higher term than the lease has: of a Lease that was deleted since. Its report says
         which; where it does not, in few steps."""
         try:
-            self._take(await self._call(self._orders, "report", "GET", pod.PATH_REPORT, seconds=PUT_SECONDS))
-        except LinkError as error:
+            self._take(await self._orders.get_report("", PUT_SECONDS))
+        except CallFailed as error:
             log.debug("%s", error)
         if self.context.lease.term <= refused and (self._report is None or self._report.lease_term <= refused):
             self.context.lease.need_term_above(2 * refused)
@@ -260,65 +208,6 @@ class PodLink(Generic[D, R]):
             log.debug("%s of %s: %s", self.dialect.name, self.target.name, problem)
         if first:
             self.on_change()
-
-    async def _call(
-        self,
-        connection: PodConnection,
-        operation: str,
-        method: str,
-        path: str,
-        query: str = "",
-        *,
-        body: bytes = b"",
-        seconds: float,
-    ) -> R:
-        """Raises LinkError. A token that the pod refuses is replaced once: it may have been minted before the
-        cluster's keys were rotated."""
-        audience = self.target.audience
-        target = f"{path}{self._query}{query}"
-        for attempt in (1, 2):
-            try:
-                token = await self.context.tokens.token(audience)
-            except KubeError as error:
-                raise LinkError(f"no token for the {self.dialect.name} of {self.target.name}: {error}") from error
-            answer = await self._answer(operation, connection.call(method, target, token, body, seconds))
-            if answer.status != 401 or attempt == 2:
-                return self._report_in(answer)
-            self.context.tokens.discard(audience, token)
-        raise AssertionError("the second attempt returns or raises")
-
-    async def _answer(self, operation: str, call: Coroutine[Any, Any, Answer]) -> Answer:
-        """Raises LinkError."""
-        started = time.monotonic()
-        code = "error"
-        try:
-            answer = await call
-            code = str(answer.status)
-        except (TimeoutError, OSError) as error:
-            raise LinkError(f"{self._who} does not answer: {error or type(error).__name__}") from error
-        except BadAnswer as error:
-            raise LinkError(f"{self._who} answers {error}") from error
-        finally:
-            self.context.on_call(operation, code, time.monotonic() - started)
-        return answer
-
-    def _report_in(self, answer: Answer) -> R:
-        """The report, if it can be believed. Raises LinkError."""
-        if answer.status != 200:
-            raise LinkError(f"{self._who} answers {answer.status}: {_sentence(answer.body)}", answer.status)
-        try:
-            report = loads(self.dialect.report, answer.body)
-        except MalformedMessage as error:
-            raise LinkError(f"{self._who} answers nonsense: {error}") from error
-        if report.pod_uid != self.target.uid:
-            raise LinkError(f"another pod (UID {report.pod_uid}) answers at the address of {self.target.name}")
-        if problem := self.dialect.problem_of(report):
-            raise LinkError(f"{self._who} cannot be believed: it reports {problem}")
-        return report
-
-    @property
-    def _who(self) -> str:
-        return f"the {self.dialect.name} of {self.target.name}"
 
     def _task(self, what: str, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.create_task(coroutine, name=f"{what} {self.dialect.name} {self.target.name}")
@@ -379,16 +268,3 @@ class LinkPool(Generic[D, R]):
         task = asyncio.create_task(link.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
-
-
-def _sentence(answer: bytes) -> str:
-    """The sentence of our JSON errors, or the beginning of whatever it is."""
-    try:
-        return loads(_Error, answer).error
-    except MalformedMessage:
-        return answer[:200].decode(errors="replace")
-
-
-@dataclass(frozen=True)
-class _Error:
-    error: str

@@ -32,9 +32,10 @@ from .intake import Intake
 from .kube import KubeClient
 from .kube_errors import KubeError
 from .lease import LeaderLease, LeaseLost
-from .links import Dialect, LinkContext, LinkPool
+from .links import LinkContext, LinkPool
 from .metrics import Metrics
 from .plausibility import agent_problem, router_problem
+from .pod_calls import Dialect
 from .reconciler import Planner, Reconciler
 from .resource_watch import watch_resources
 from .rollouts import FleetKey, Rollouts, WentBack

@@ -27,7 +27,8 @@ from .external_router import ExternalRouters
 from .kinds import ROLLOUT, Object
 from .kube import KubeClient
 from .kube_errors import NotFound
-from .links import LinkPool, Target
+from .links import LinkPool
+from .pod_calls import Target
 from .rollouts import FleetKey, Rollout, Rollouts, must_not_go_back
 from .settings import Settings
 from .tokens import FleetTokens
