@@ -18,7 +18,7 @@ from .errors import (
 if TYPE_CHECKING:
     from .fleet import RolloutFleet
     from .generation import Conversation, Generation, VersionSpan
-    from .publication import Prepared, PublishResult
+    from .results import Prepared, PublishResult
     from .verdict import EngineOutcome
 
 __all__ = [
@@ -45,8 +45,8 @@ _PLACES = {
     "Conversation": ".generation",
     "Generation": ".generation",
     "VersionSpan": ".generation",
-    "Prepared": ".publication",
-    "PublishResult": ".publication",
+    "Prepared": ".results",
+    "PublishResult": ".results",
     "EngineOutcome": ".verdict",
 }
 

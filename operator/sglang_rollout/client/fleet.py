@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypedDict, TypeVar, Unpack
-from urllib.parse import urlsplit
 
 from ..kube_access.cluster import Cluster
 from ..kube_access.connection import connect
@@ -21,9 +19,10 @@ from .errors import FleetUnreachable, PublishRefused
 from .generation import TIMEOUT as ANSWER_SECONDS
 from .generation import Conversation, Generation, Router
 from .inputs import NamedTensors, check_label, check_senders, check_tensors, check_timeout, check_way
-from .publication import Prepared, Publication, PublishResult
+from .publication import Publication
 from .resource import FleetResource
-from .room import SenderRoom
+from .results import Prepared, PublishResult
+from .room import SenderRoom, own_address
 from .verdict import serving
 
 log = logging.getLogger(__name__)
@@ -132,7 +131,15 @@ class RolloutFleet:
         place; the ranks' tensors add up to the model. Rank 0 asks the fleet.
         Raises PublishRefused for bad input (nothing was changed), PublishFailed, PublishTimedOut, FleetUnreachable.
         Whatever is raised, KeyboardInterrupt too: spec.weights is as it was, unless the fleet has decided to commit."""
-        asked = self._asked(version, senders, rank, transfer, transport, bucket_bytes, timeout)
+        asked = self._asked(
+            version,
+            transfer=transfer,
+            transport=transport,
+            bucket_bytes=bucket_bytes,
+            timeout=timeout,
+            rank=rank,
+            senders=senders,
+        )
         return self._published(asked, named_tensors)
 
     async def apublish(
@@ -140,7 +147,7 @@ class RolloutFleet:
     ) -> PublishResult:
         """publish() in a thread; the iterator runs there, too. When it is cancelled, what it has begun is taken back
         before CancelledError is raised."""
-        asked = self._asked_by(version, **options)
+        asked = self._asked(version, **options)
         return await _in_thread(lambda: self._published(asked, named_tensors), asked.halt)
 
     def prepare(
@@ -157,12 +164,14 @@ class RolloutFleet:
         """Stages weights beside the engines while they go on serving the present ones, and returns when every engine
         that takes part has them; commit() is then only a pause. As publish() otherwise. PublishTimedOut names the
         engines that do not have them; those that do keep them, and commit() may be called."""
-        asked = self._asked(version, senders, rank, "Staged", transport, bucket_bytes, timeout)
+        asked = self._asked(
+            version, transport=transport, bucket_bytes=bucket_bytes, timeout=timeout, rank=rank, senders=senders
+        )
         return self._prepared(asked, named_tensors)
 
     async def aprepare(self, version: str, named_tensors: NamedTensors, **options: Unpack[SendOptions]) -> Prepared:
         """prepare() in a thread, as apublish()."""
-        asked = self._asked_by(version, **options)
+        asked = self._asked(version, **options)
         return await _in_thread(lambda: self._prepared(asked, named_tensors), asked.halt)
 
     def commit(self, version: str, *, timeout: float = TIMEOUT) -> PublishResult:
@@ -241,26 +250,16 @@ class RolloutFleet:
         asked = Asked(version, (), 0, "Staged", "Auto", None, timeout, halt=halt)
         return Publication(self._resource, asked).commit()
 
-    def _asked_by(self, version: str, **options: Unpack[PublishOptions]) -> Asked:
-        return self._asked(
-            version,
-            options.get("senders", ()),
-            options.get("rank", 0),
-            options.get("transfer", "Staged"),
-            options.get("transport", "Auto"),
-            options.get("bucket_bytes"),
-            options.get("timeout", TIMEOUT),
-        )
-
     def _asked(
         self,
         version: str,
-        senders: Sequence[str],
-        rank: int,
-        transfer: Transfer,
-        transport: str,
-        bucket_bytes: int | None,
-        timeout: float,
+        *,
+        transfer: Transfer = "Staged",
+        transport: str = "Auto",
+        bucket_bytes: int | None = None,
+        timeout: float = TIMEOUT,
+        rank: int = 0,
+        senders: Sequence[str] = (),
     ) -> Asked:
         check_label(version)
         check_timeout(timeout)
@@ -271,32 +270,8 @@ class RolloutFleet:
 
     def _opened(self) -> SenderRoom:
         if self._room is None:
-            if not self._address:
-                raise PublishRefused(
-                    "the engines' agents must reach this process, and its address is not known: give address= to "
-                    "RolloutFleet.connect(), an address of this host that pods of the cluster can connect to"
-                )
-            room = SenderRoom()
-            try:
-                room.open("::" if ":" in self._address else "0.0.0.0", self._port)  # noqa: S104 - agents come from anywhere
-            except OSError as error:
-                room.close()
-                raise PublishRefused(f"port {self._port} cannot be listened on: {error.strerror}") from error
-            self._room = room
+            self._room = SenderRoom.opened(self._address, self._port)
         return self._room
-
-
-def own_address(server: str) -> str:
-    """By which this host reaches `server`, a URL; "" when that is itself or cannot be told."""
-    parts = urlsplit(server)
-    try:
-        family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(target)  # sends nothing
-            found = str(probe.getsockname()[0])
-    except OSError:
-        return ""
-    return "" if found.startswith("127.") or found == "::1" else found
 
 
 async def _in_thread(call: Callable[[], T], halt: Future[None]) -> T:

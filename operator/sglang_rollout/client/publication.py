@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..transfer.manifest import ManifestRefused
-from ..transfer.sender import Delivery, SendFailed, Sending, SendReport, send
+from ..transfer.sender import SendFailed, Sending, SendReport, send
 from .asking import Asked, Asking, Halted
 from .errors import FleetUnreachable, PublishFailed, PublishRefused, PublishTimedOut
 from .inputs import AgainAndAgain, NamedTensors, check_mapping, pairs
 from .resource import FleetResource, Watch, colocated, distributed
+from .results import Prepared, PublishResult
 from .room import SenderRoom
 from .verdict import (
     Attempt,
-    EngineOutcome,
     Verdict,
     prepare_progress,
     prepare_verdict,
@@ -35,35 +35,6 @@ log = logging.getLogger(__name__)
 VERDICT_SECONDS = 20.0  # how long the operator may take to say what it makes of a failed sending
 LOOK_SECONDS = 0.1
 SETTLE_SECONDS = 60.0  # for the last agent's last word, when the fleet serves the version already
-
-
-@dataclass(frozen=True)
-class PublishResult:
-    """root: digest of the weights, the same on every engine. agents: how each got them; one that was lost has caught up
-    or will, before it serves. Seconds: until all agents had the weights, that an engine stood still at most, until the
-    fleet served them; the first and the last since publish() was called. size in bytes, of this rank's tensors."""
-
-    version: str
-    root: str
-    size: int
-    transport: str
-    engines: tuple[EngineOutcome, ...]
-    agents: tuple[Delivery, ...]
-    staged_seconds: float
-    stall_seconds: float
-    committed_seconds: float
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Weights that every engine which takes part has staged and does not serve yet: commit() them. agents: as in
-    PublishResult."""
-
-    version: str
-    root: str
-    size: int
-    staged_seconds: float
-    agents: tuple[Delivery, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -297,7 +268,7 @@ class Publication:
         asked, now = self._asked, self._resource.last
         others = self._asking.others
         if others and not others.asked(now):
-            progress = "rank 0 has not asked the fleet for it: does it send, too?"
+            progress = "rank 0 has not asked the fleet for it: was it refused, or does it not send?"
         else:
             progress = self._goal.progress(now, asked.version)
         return PublishTimedOut(

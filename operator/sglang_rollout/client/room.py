@@ -6,14 +6,17 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import socket
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from ..transfer.groups import GroupKeeper
 from ..transfer.reception import Reception
 from ..transfer.sender import Outgoing
 from ..transfer.transports.available import sender_transports
+from .errors import PublishRefused
 
 T = TypeVar("T")
 LOOK_SECONDS = 0.2
@@ -35,6 +38,23 @@ class SenderRoom:
         """The port. Raises OSError."""
         self.call(self.reception.open(listen, port))
         return self.reception.port
+
+    @classmethod
+    def opened(cls, address: str, port: int) -> SenderRoom:
+        """address: by which agents reach this process, "" where that is not known; port 0: any. Raises
+        PublishRefused."""
+        if not address:
+            raise PublishRefused(
+                "the engines' agents must reach this process, and its address is not known: give address= to "
+                "RolloutFleet.connect(), an address of this host that pods of the cluster can connect to"
+            )
+        room = cls()
+        try:
+            room.open("::" if ":" in address else "0.0.0.0", port)  # noqa: S104 - agents come from anywhere
+        except OSError as error:
+            room.close()
+            raise PublishRefused(f"port {port} cannot be listened on: {error.strerror}") from error
+        return room
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
@@ -148,3 +168,16 @@ class Feed:
                 return True
         putting.cancel()
         return False
+
+
+def own_address(server: str) -> str:
+    """By which this host reaches `server`, a URL; "" when that is itself or cannot be told."""
+    parts = urlsplit(server)
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 443, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # sends nothing
+            found = str(probe.getsockname()[0])
+    except OSError:
+        return ""
+    return "" if found.startswith("127.") or found == "::1" else found
