@@ -19,7 +19,7 @@ DIMENSIONS = {"tiny": (128, 2), "1g": (2048, 13)}
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.weights", description=__doc__)
     parser.add_argument("what", choices=("wire", "peer", "commits"))
-    parser.add_argument("--mib", type=int, nargs="+", default=[128, 1024], help="wire, peer: sizes of the model")
+    parser.add_argument("--mib", type=int, nargs="+", default=[128, 1024], help="wire, peer: of models, from 88")
     parser.add_argument("--receivers", type=int, nargs="+", default=[1, 2], help="wire: agents")
     parser.add_argument("--bucket-mib", type=int, default=64, help="wire, peer: of a bucket")
     parser.add_argument("--models", choices=DIMENSIONS, nargs="+", default=list(DIMENSIONS), help="commits")

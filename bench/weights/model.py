@@ -9,7 +9,7 @@ BYTES = 2
 
 
 def shapes(size: int) -> dict[str, tuple[int, ...]]:
-    """size in bytes."""
+    """size in bytes; with one layer at least, which makes 88 MiB."""
     found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
     layer: dict[str, tuple[int, ...]] = {
         "self_attn.q_proj.weight": (HIDDEN, HIDDEN),

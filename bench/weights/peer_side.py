@@ -33,8 +33,9 @@ BYTES, NONE = b"b", b"n"
 
 
 async def give(folder: Path, size: int, bucket_bytes: int) -> None:
-    stage = reserve_host(folder, size + SPARE, 1)
-    manifest = _filled(stage, size, bucket_bytes)
+    listed = [Tensor(name, "BF16", shape) for name, shape in shapes(size).items()]
+    stage = reserve_host(folder, sum(tensor.size for tensor in listed) + SPARE, 1)
+    manifest = _filled(stage, listed, bucket_bytes)
     app = web.Application()
     StageDoor(lambda: stage, lambda: KEY).serve(app)
     runner = web.AppRunner(app, access_log=None)
@@ -46,8 +47,7 @@ async def give(folder: Path, size: int, bucket_bytes: int) -> None:
         await asyncio.to_thread(_give_bare, bare, stage, manifest.size)
 
 
-def _filled(stage: Stage, size: int, bucket_bytes: int) -> Manifest:
-    listed = [Tensor(name, "BF16", shape) for name, shape in shapes(size).items()]
+def _filled(stage: Stage, listed: list[Tensor], bucket_bytes: int) -> Manifest:
     generator = np.random.default_rng(1)
     writer = stage.write("a", next(iter(ALGORITHMS)))
     for bucket in plan_buckets(listed, bucket_bytes):

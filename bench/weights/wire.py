@@ -143,7 +143,7 @@ async def _bare(world: int, bucket: int, size: int) -> AsyncIterator[asyncio.sub
     try:
         yield ranks[0]
     finally:
-        for rank in ranks:
+        for rank in reversed(ranks):  # the others wait for the first one and would complain
             await end(rank)
 
 
