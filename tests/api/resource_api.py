@@ -51,10 +51,13 @@ class ResourceApi:
         headers = {"Content-Type": "application/merge-patch+json"}
         return self.http.patch(_path(name, subresource), json=body, headers=headers)
 
-    def apply(self, body: Object, *, subresource: str = "", manager: str = "test") -> httpx.Response:
-        """Server-side apply."""
+    def apply(
+        self, body: Object, *, subresource: str = "", manager: str = "test", force: bool = False
+    ) -> httpx.Response:
+        """Server-side apply. force: fields of other managers are taken from them."""
         path = _path(body["metadata"]["name"], subresource)
-        return self.http.patch(path, json=body, params={"fieldManager": manager}, headers=_APPLY)
+        params = {"fieldManager": manager, "force": str(force).lower()}
+        return self.http.patch(path, json=body, params=params, headers=_APPLY)
 
     def get(self, name: str, *, subresource: str = "") -> httpx.Response:
         return self.http.get(_path(name, subresource))

@@ -79,6 +79,16 @@ def test_every_list_says_how_it_merges() -> None:
     assert [path for path, schema in lists if "x-kubernetes-list-type" not in schema] == []
 
 
+def test_what_has_one_member_for_each_type_is_applied_as_one() -> None:
+    def members(schema: dict[str, Any]) -> set[str]:
+        types = schema.get("properties", {}).get("type", {}).get("enum", [])
+        return {value[0].lower() + value[1:] for value in types} & schema.get("properties", {}).keys()
+
+    unions = {path: schema.get("x-kubernetes-map-type") for path, schema in FIELDS if members(schema)}
+
+    assert unions == {"spec.weights.source": "atomic", "spec.weights.prepare.source": "atomic"}
+
+
 def test_objects_of_the_spec_are_there_when_a_rule_looks() -> None:
     spec = dict(FIELDS)["spec"]
     optional = {"weightCheck", "profile", "flushCache", "abortRequests", "restart"}

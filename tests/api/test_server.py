@@ -236,6 +236,18 @@ def test_two_owners_apply_env_and_conditions_side_by_side(resources: ResourceApi
     assert {variable["name"]: variable["value"] for variable in env} == {"A": "gitops", "B": "trainer"}
 
 
+def test_gitops_takes_the_source_back_from_a_trainer(resources: ResourceApi, fleet: Object) -> None:
+    sent = {"type": "Distributed", "distributed": {"senders": [{"address": "10.0.0.7", "port": 29600}]}}
+    resources.patch("fleet", {"spec": {"weights": {"version": "2", "source": sent}}})
+    source = {"type": "Disk", "disk": {"path": "/models/step-1"}}
+    body = {**_identity(fleet), "spec": {"weights": {"version": "1", "source": source}}}
+
+    response = resources.apply(body, manager="gitops", force=True)
+
+    assert response.is_success, response.json()["message"]
+    assert response.json()["spec"]["weights"]["source"] == source
+
+
 def _identity(body: Object) -> Object:
     metadata = {"name": body["metadata"]["name"], "namespace": "default"}
     return {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": metadata}

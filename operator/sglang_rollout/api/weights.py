@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from .cel import same_weights
 from .execution import PauseModeName
@@ -65,6 +65,9 @@ class ColocatedSource(ApiModel):
 
 class WeightSource(ApiModel):
     """Where weights come from: a type and, but for External, the member of that name."""
+
+    # Replaced as one: the member that a trainer has set would stay beside another type that somebody applies.
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-map-type": "atomic"})
 
     type: SourceType = Field(
         description="Disk: a folder. Distributed: a trainer sends them. Colocated: a trainer on the same GPUs."
