@@ -82,7 +82,8 @@ def test_every_list_says_how_it_merges() -> None:
 def test_what_has_one_member_for_each_type_is_applied_as_one() -> None:
     def members(schema: dict[str, Any]) -> set[str]:
         types = schema.get("properties", {}).get("type", {}).get("enum", [])
-        return {value[0].lower() + value[1:] for value in types} & schema.get("properties", {}).keys()
+        names = {value[0].lower() + value[1:] for value in types}
+        return names.intersection(schema.get("properties", {}))
 
     unions = {path: schema.get("x-kubernetes-map-type") for path, schema in FIELDS if members(schema)}
 
