@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_rollout.client.live import handed_over_at_once
 from sglang_rollout.transfer.live_weights import LiveWeights
 from sglang_rollout.transfer.outgoing import bucket_bytes_for, buckets_of
 
@@ -30,6 +31,19 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, all
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: allocated)
     tensor: Any = SimpleNamespace(is_cuda=True, device="cuda:0")
     assert bucket_bytes_for(tensor) == size
+
+
+@pytest.mark.parametrize(
+    ("free", "whole", "size"),
+    [
+        (58 * GIB, 16 * GIB, 16 * GIB),
+        (30 * GIB, 16 * GIB, 30 * GIB // 4),
+        (58 * GIB, 0, 58 * GIB // 4),  # of an iterator it is not known
+        (GIB // 8, GIB, 64 << 20),
+    ],
+)
+def test_what_is_handed_over(free: int, whole: int, size: int) -> None:
+    assert handed_over_at_once(free, whole) == size
 
 
 def test_in_host_memory() -> None:

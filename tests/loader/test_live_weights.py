@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,6 +80,35 @@ def test_changes_are_noticed() -> None:
     for sentence in ("2 buckets, and 3 at first", "other tensors"):
         with pytest.raises(WeightsChanged, match=sentence):
             weights.flat(len(weights.manifest.buckets) - 1)
+
+
+def test_the_first_bucket_is_as_it_was_told_of() -> None:
+    """It is not made twice: whoever asks gets what was looked at, though the tensor has changed since."""
+    tensors = some()
+    weights = surveyed(tensors)
+    first = weights.manifest.buckets[0].tensors[0].name
+    tensors[first].add_(1)
+    assert torch.equal(read_back(weights, [0])[first], some()[first])
+    weights.forget()
+    with pytest.raises(WeightsChanged, match=f"values of .*{first}"):
+        weights.flat(0)
+
+
+def test_what_is_forgotten_is_freed_and_made_anew_when_it_is_asked_for() -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def allocate(size: int, device: torch.device) -> torch.Tensor:
+        made.append(weakref.ref(flat := host(size, device)))
+        return flat
+
+    weights = LiveWeights(some(), 70, allocate)
+    weights.survey()
+    count = len(weights.manifest.buckets)
+    weights.flat(count - 1)
+    weights.forget()
+    assert [one() for one in made] == [None] * len(made)
+    for name, tensor in read_back(weights, [*range(count)]).items():
+        assert torch.equal(tensor, some()[name])
 
 
 def test_values_that_are_not_finite_are_counted() -> None:

@@ -93,6 +93,7 @@ def shareable(size: int, device: Any) -> Any:
     (torch_memory_saver) nor expandable segments can be."""
     import torch
 
+    collect()  # of an earlier version, what engines have let go of only since
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "") + os.environ.get("PYTORCH_ALLOC_CONF", "")
     if "expandable_segments:True" not in settings:
         return torch.empty(size, dtype=torch.uint8, device=device)
@@ -104,8 +105,17 @@ def shareable(size: int, device: Any) -> Any:
 
 
 def collect() -> None:
-    """Frees what engines have given back."""
+    """What engines have let go of can be used again by this process."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.ipc_collect()
+
+
+def give_back() -> None:
+    """What engines have let go of, to the GPU: an engine there may wait for it, for its KV cache."""
+    import torch
+
+    collect()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -53,10 +53,13 @@ class LiveWeights:
         return self._manifest
 
     def survey(self) -> Manifest:
-        """Looks at every byte once, and keeps none. Blocks. Raises ManifestRefused."""
-        buckets = []
+        """Looks at every byte once, and keeps the first bucket, which is asked for first. Blocks. Raises
+        ManifestRefused."""
+        buckets: list[Bucket] = []
         for one in self._buckets():
             flat = self._flat(one)
+            if not buckets:
+                self._at_hand[0] = flat
             self._algorithm = self._algorithm or (BLOCK_SUMS if flat.is_cuda else next(iter(ALGORITHMS)))
             checked = _check(flat, one.bucket, self._algorithm)
             self.nonfinite |= checked.nonfinite
@@ -78,6 +81,11 @@ class LiveWeights:
                     self._position = 0  # whoever asks next begins anew
                     raise
             return self._at_hand[number]
+
+    def forget(self) -> None:
+        """Lets go of what is at hand: nobody will ask for it any more."""
+        with self._lock:
+            self._at_hand, self._pass, self._position = {}, iter(()), 0
 
     def _make(self, number: int) -> Any:
         if number < self._position or self._position == 0:

@@ -44,9 +44,13 @@ def bucket_bytes_for(tensor: torch.Tensor) -> int:
     there (docs/performance.md); in host memory larger ones win nothing."""
     if not tensor.is_cuda:
         return HOST_BUCKET
-    free: int = torch.cuda.mem_get_info(tensor.device)[0]
-    free += torch.cuda.memory_reserved(tensor.device) - torch.cuda.memory_allocated(tensor.device)
-    return max(LEAST_GPU_BUCKET, min(GPU_BUCKET, free // GPU_SHARE))
+    return max(LEAST_GPU_BUCKET, min(GPU_BUCKET, free_bytes(tensor.device) // GPU_SHARE))
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of a GPU's memory, for this process."""
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def buckets_of(
