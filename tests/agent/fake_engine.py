@@ -562,7 +562,7 @@ class FakeEngine:
         body = await request.json()
         assert body["abort_all_requests"] is False
         self.rules.label(body["new_version"])
-        return _success("")
+        return web.json_response({"success": True, "message": "", "new_version": body["new_version"]})
 
     async def _update_by_tensor(self, request: web.Request) -> web.Response:
         body = await request.json()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from sglang_rollout.agent import actions, memory_steps, plan, residency
 from sglang_rollout.agent.actor import Actor
 from sglang_rollout.agent.checkpoint import Checkpoint, CheckpointRefused, read_checkpoint
+from sglang_rollout.agent.engine_http import EngineError, EngineUnreachable
 from sglang_rollout.agent.fault_points import FaultPoints
 from sglang_rollout.agent.hook import Hook
 from sglang_rollout.agent.journal import JournalFile
@@ -28,7 +29,7 @@ from sglang_rollout.agent.live_transfer import LiveTransfer
 from sglang_rollout.agent.move_report import move_report
 from sglang_rollout.agent.move_steps import MoveSteps
 from sglang_rollout.agent.settings import AgentSettings, StageSettings
-from sglang_rollout.agent.sglang import Answer, CacheBusy, EngineError, EngineUnreachable, Load, ModelInfo, ServerInfo
+from sglang_rollout.agent.sglang import Answer, CacheBusy, Load, ModelInfo, ServerInfo
 from sglang_rollout.agent.sglang_versions import NEWEST, OLDEST, Release
 from sglang_rollout.agent.situation import EngineFacts, Situation
 from sglang_rollout.agent.stage_room import StageRoom

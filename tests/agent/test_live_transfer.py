@@ -15,9 +15,10 @@ import pytest_asyncio
 
 from sglang_rollout.agent import live_exchange
 from sglang_rollout.agent.checkpoint import Checkpoint, CheckpointRefused
+from sglang_rollout.agent.engine_http import EngineError, EngineUnreachable
 from sglang_rollout.agent.live_exchange import TransferLost
 from sglang_rollout.agent.live_transfer import LiveTransfer
-from sglang_rollout.agent.sglang import EngineError, EngineUnreachable, ServerInfo, UpdateGroup
+from sglang_rollout.agent.sglang import ServerInfo, UpdateGroup
 from sglang_rollout.agent.sglang_versions import NEWEST, Release
 from sglang_rollout.protocol.weights import Source, SourceKind, Step, WeightMove, WeightVersion
 from sglang_rollout.transfer.digests import BLAKE2B

@@ -16,6 +16,7 @@ from sglang_rollout.transfer.stage_index import StageUnusable
 
 from . import actions
 from .checkpoint import CheckpointRefused
+from .engine_http import EngineError
 from .engine_watch import EngineWatch
 from .fault_points import FaultPoints
 from .journal import Journal, JournalFile, OpenApply, PauseMark
@@ -27,7 +28,7 @@ from .one_shot_steps import OneShotSteps
 from .plan import MAX_APPLIES
 from .preparations import RETRY_SECONDS, Preparations
 from .settings import AgentSettings
-from .sglang import CacheBusy, EngineError
+from .sglang import CacheBusy
 from .situation import EngineFacts, Progress, Situation, Way, in_force, may_abort
 from .stall_words import stall_words
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from sglang_rollout.protocol.weights import Source, WeightVersion
 
 from .checkpoint import CheckpointRefused
-from .sglang import EngineError
+from .engine_http import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,10 @@ from sglang_rollout.protocol.report import EngineState
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.serving.errors import Refusal
 
+from .engine_http import EngineError
 from .engine_watch import EngineWatch
 from .journal import JournalFile, Residency
-from .sglang import EngineError, ModelInfo
+from .sglang import ModelInfo
 from .sglang_versions import Release
 from .situation import EngineFacts
 

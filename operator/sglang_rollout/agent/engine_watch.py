@@ -16,8 +16,9 @@ from sglang_rollout.protocol.report import EngineState
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.protocol.wire import MalformedMessage, loads, to_wire
 
+from .engine_http import EngineError
 from .settings import AgentSettings
-from .sglang import EngineError, ServerInfo, SGLang
+from .sglang import ServerInfo, SGLang
 from .sglang_versions import UnsupportedRelease, release_of
 from .situation import EngineFacts
 

@@ -16,7 +16,8 @@ from sglang_rollout.transfer.hook_call import Action, HookCall, request_body
 from sglang_rollout.transfer.hook_report import HookReport, read_reports
 from sglang_rollout.transfer.peer_reports import ReportsUnread, peer_reports
 
-from .sglang import EngineError, SGLang
+from .engine_http import EngineError
+from .sglang import SGLang
 
 REPORT_SECONDS = 5.0
 
@@ -63,7 +64,8 @@ class Hook:
         # Of its own for each call: a report of an earlier one must not be taken for one of this.
         call = HookCall(action, secrets.token_hex(8), version, root, sums=sums)
         await engine.update_weights_from_tensor(request_body(call, ranks.count), seconds)
-        own = await asyncio.to_thread(read_reports, self._folder, call.transaction, str(action))
+        # Here and not in a thread: a few lines in shared memory, and an engine stands still meanwhile.
+        own = read_reports(self._folder, call.transaction, str(action))
         for report in own:
             log.info("%s in rank %d, seconds: %s", action, report.rank, report.seconds)
         try:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from sglang_rollout.protocol.report import EngineState
 
+from .engine_http import EngineError
 from .engine_watch import EngineWatch
-from .sglang import EngineError
 
 log = logging.getLogger(__name__)
 

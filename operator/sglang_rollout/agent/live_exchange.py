@@ -25,7 +25,8 @@ from sglang_rollout.transfer.session import (
     Welcome,
 )
 
-from .sglang import EngineError, EngineUnreachable, SGLang, UpdateGroup
+from .engine_http import EngineError, EngineUnreachable
+from .sglang import SGLang, UpdateGroup
 
 log = logging.getLogger(__name__)
 

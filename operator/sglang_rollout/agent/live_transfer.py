@@ -27,8 +27,9 @@ from sglang_rollout.transfer.session import (
 )
 
 from .checkpoint import Checkpoint, CheckpointRefused
+from .engine_http import EngineError
 from .live_exchange import Exchange, Sender, TransferLost, reason_of
-from .sglang import EngineError, SGLang
+from .sglang import SGLang
 
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0  # of a machine that may be busy; that the connection has ended is heard at once

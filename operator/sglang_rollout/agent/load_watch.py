@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable
 
 from .draining import Draining
+from .engine_http import EngineError
 from .engine_watch import EngineWatch
-from .sglang import EngineError, Load
+from .sglang import Load
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from sglang_rollout.protocol.memory import MemoryTag
 
 from . import residency
 from .actions import Release, Resume
+from .engine_http import EngineError, EngineUnheard
 from .engine_watch import EngineWatch
 from .journal import JournalFile, Residency
-from .sglang import CacheBusy, EngineError, EngineUnheard
+from .sglang import CacheBusy
 from .situation import Emptying, Situation
 
 MemoryCall = Callable[[tuple[MemoryTag, ...]], Awaitable[None]]

@@ -17,6 +17,7 @@ from sglang_rollout.transfer.hook_call import Action
 from . import weight_check
 from .background import Prepared, Progressed
 from .checkpoint import Checkpoint, CheckpointRefused
+from .engine_http import EngineError
 from .engine_watch import EngineWatch
 from .fault_points import FaultPoints
 from .hook import Hook, Ranks
@@ -24,7 +25,6 @@ from .journal import HeldWeights, JournalFile, Registration, StagedNote
 from .live_transfer import LiveTransfer
 from .reference import ReferenceFile
 from .settings import AgentSettings
-from .sglang import EngineError
 from .situation import EngineFacts, Situation, Way
 from .staging import Staging
 
@@ -219,7 +219,7 @@ class MoveSteps:
         self._known = (situation.facts.start_id, verdict.layouts)
 
     async def apply(self, move: WeightMove, way: Way, root: str, situation: Situation) -> HeldWeights:
-        """Puts them in, labels them and reads the label back. Raises Untouched, else EngineError, after which any part
+        """Puts them in and labels them, and holds what the engine says of its label against it. Raises Untouched, else EngineError, after which any part
         of them may be in."""
         engine = self._watch.engine
         if way is Way.ENGINE:
@@ -233,10 +233,10 @@ class MoveSteps:
             await engine.set_weight_version(move.weights.version)
         await self._faults.at("apply:labelled")
         found = await self._checksum() if move.verify is Verify.CHECKSUM else OperationReport("")
-        info = await engine.model_info()
-        path = info.path if way is Way.ENGINE else move.weights.path
-        if WeightVersion(info.version, path) != move.weights:
-            raise EngineError(f"the engine says that it holds {info.version!r} from {info.path}")
+        if way is Way.ENGINE:
+            info = await engine.model_info()
+            if WeightVersion(info.version, info.path) != move.weights:
+                raise EngineError(f"the engine says that it holds {info.version!r} from {info.path}")
         # Read from the folder of a version that is known by another root: what it is called is all that is known of it.
         known = root if move.source.root in ("", root) else ""
         return HeldWeights(situation.facts.start_id, move.weights, known, found.checksum, found.sharding)

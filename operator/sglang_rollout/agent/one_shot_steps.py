@@ -11,11 +11,12 @@ from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.operations import Operation, OperationKind, OperationReport, OperationResult
 
 from . import one_shots, weight_check
+from .engine_http import EngineError
 from .engine_watch import EngineWatch
 from .journal import JournalFile, OperationRecord, Residency
 from .profile_steps import ProfileSteps
 from .settings import AgentSettings
-from .sglang import CacheBusy, EngineError
+from .sglang import CacheBusy
 from .situation import Situation
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from sglang_rollout.protocol.desired import AgentDesired
 from sglang_rollout.protocol.weights import SourceKind, Step, WeightMove
 
 from .background import Background, Preparing
+from .engine_http import EngineError
 from .engine_watch import EngineWatch
 from .journal import JournalFile, StagedNote
 from .move_steps import LIVE_KINDS, MoveSteps
-from .sglang import EngineError
 from .situation import Progress, Situation, Way
 
 RETRY_SECONDS = 0.5

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .sglang import EngineError, EngineUnreachable, SGLang
+from .engine_http import EngineError, EngineUnreachable
+from .sglang import SGLang
 
 log = logging.getLogger(__name__)
 

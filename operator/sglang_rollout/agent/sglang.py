@@ -4,9 +4,7 @@ deadline. What differs between releases is told by sglang_versions."""
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +16,7 @@ from sglang_rollout.protocol.weights import PauseMode, WeightVersion
 from sglang_rollout.transfer.dtypes import DTYPES
 from sglang_rollout.transfer.manifest import Tensor
 
+from .engine_http import EngineError, EngineHttp, one_line
 from .sglang_versions import NEWEST, Release
 
 READ_SECONDS = 5.0
@@ -34,18 +33,6 @@ _PROGRESS = re.compile(
     r"(?:\{[^}]*\})? ([0-9.eE+-]+)",
     re.MULTILINE,
 )
-
-
-class EngineError(Exception):
-    """A call to the engine failed; the sentence says which and how."""
-
-
-class EngineUnreachable(EngineError):
-    """No answer: refused, cut off, or not within the deadline. What was asked may have happened all the same."""
-
-
-class EngineUnheard(EngineUnreachable):
-    """Nobody listens: what was asked was not heard, so it has not happened."""
 
 
 class CacheBusy(EngineError):
@@ -99,34 +86,33 @@ class SGLang:
     """One start of the engine on this pod, addressed with the keys of that start."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, data_key: str, admin_key: str) -> None:
-        self._session = session
-        self._url = url
+        self._http = EngineHttp(session, url)
         self._data = {"Authorization": f"Bearer {data_key}"}
         self._admin = {"Authorization": f"Bearer {admin_key}"}
         self.release: Release = NEWEST
-        self.spent: dict[str, float] = {}  # seconds by route, for whoever wants to know what a pause went into
+        self.spent = self._http.spent
 
     # --- reading ---
 
     async def healthy(self) -> bool:
         """/health without generating: the server is up and its warm-up is over."""
-        status, _ = await self._call("GET", "/health", None, self._data, READ_SECONDS)
+        status, _ = await self._http.call("GET", "/health", None, self._data, READ_SECONDS)
         return status == 200
 
     async def ready(self) -> bool:
         """/ready: neither paused nor called unhealthy by SGLang's own generating health check."""
-        status, _ = await self._call("GET", "/ready", None, self._data, READ_SECONDS)
+        status, _ = await self._http.call("GET", "/ready", None, self._data, READ_SECONDS)
         return status == 200
 
     async def model_info(self) -> ModelInfo:
-        info = await self._ok("GET", "/model_info", None, self._data, READ_SECONDS)
+        info = await self._http.ok("GET", "/model_info", None, self._data, READ_SECONDS)
         try:
             return ModelInfo(str(info["weight_version"]), str(info["model_path"]))
         except (KeyError, TypeError) as error:
             raise EngineError(f"/model_info lacks {error}") from error
 
     async def server_info(self) -> ServerInfo:
-        info = await self._ok("GET", "/server_info", None, self._admin, CONTROL_SECONDS)
+        info = await self._http.ok("GET", "/server_info", None, self._admin, CONTROL_SECONDS)
         try:
             watchdog = float(info.get("watchdog_timeout", WATCHDOG_SECONDS) or 0.0)
             return ServerInfo(
@@ -138,7 +124,7 @@ class SGLang:
     async def load(self) -> Load:
         """Requests on all of the engine's schedulers; those that wait at a pause are not among them. Counted with the
         schedulers' steps: while it is paused, what was there before."""
-        answer = await self._ok("GET", "/v1/loads?include=core", None, self._data, READ_SECONDS)
+        answer = await self._http.ok("GET", "/v1/loads?include=core", None, self._data, READ_SECONDS)
         try:
             loads = answer["loads"]
             return Load(
@@ -150,7 +136,7 @@ class SGLang:
 
     async def progress(self) -> float:
         """A number that stands still only while no token is made and no request ends."""
-        status, body = await self._call("GET", "/metrics", None, self._data, READ_SECONDS)
+        status, body = await self._http.call("GET", "/metrics", None, self._data, READ_SECONDS)
         if status != 200:
             raise EngineError(f"/metrics answered {status}")
         return sum(float(value) for value in _PROGRESS.findall(body))
@@ -158,13 +144,13 @@ class SGLang:
     async def generate_one(self, seconds: float) -> None:
         """Generates one token, as any request would."""
         body = {"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "log_metrics": False}
-        await self._ok("POST", "/generate", body, self._data, seconds)
+        await self._http.ok("POST", "/generate", body, self._data, seconds)
 
     # --- ordering ---
 
     async def pause(self, mode: PauseMode) -> None:
         """Returns when the engine is paused, by ABORT when nothing of what ran is left as well."""
-        await self._ok("POST", "/pause_generation", {"mode": _PAUSE_MODES[mode]}, self._admin, CONTROL_SECONDS)
+        await self._http.ok("POST", "/pause_generation", {"mode": _PAUSE_MODES[mode]}, self._admin, CONTROL_SECONDS)
         if mode is PauseMode.ABORT:
             await self.sweep()
 
@@ -177,24 +163,24 @@ class SGLang:
         await self.abort_all()
 
     async def abort_all(self) -> None:
-        await self._ok("POST", "/abort_request", {"rid": "", "abort_all": True}, self._admin, CONTROL_SECONDS)
+        await self._http.ok("POST", "/abort_request", {"rid": "", "abort_all": True}, self._admin, CONTROL_SECONDS)
 
     async def continue_generation(self) -> None:
-        await self._ok("POST", "/continue_generation", {}, self._admin, CONTROL_SECONDS)
+        await self._http.ok("POST", "/continue_generation", {}, self._admin, CONTROL_SECONDS)
 
     async def flush_cache(self) -> None:
         """Raises CacheBusy."""
-        status, body = await self._call("POST", "/flush_cache", None, self._admin, CONTROL_SECONDS)
+        status, body = await self._http.call("POST", "/flush_cache", None, self._admin, CONTROL_SECONDS)
         if status == 400:
-            raise CacheBusy("the cache cannot be flushed: " + _one_line(body))
+            raise CacheBusy("the cache cannot be flushed: " + one_line(body))
         if status != 200:
-            raise EngineError(f"/flush_cache answered {status}: {_one_line(body)}")
+            raise EngineError(f"/flush_cache answered {status}: {one_line(body)}")
 
     async def fence(self) -> None:
         """Waits until every rank's device has done what it was given: an in-place pause leaves a step in flight.
         Release.cheap_fence says whether this engine can."""
         body = {"action": "checksum", "skip_tensor_list": [""]}
-        await self._ok("POST", "/weights_checker", body, self._admin, CONTROL_SECONDS)
+        await self._http.ok("POST", "/weights_checker", body, self._admin, CONTROL_SECONDS)
 
     async def release_memory(self, tags: Sequence[MemoryTag]) -> None:
         """Kills the engine if a request runs or one of them is released already."""
@@ -206,23 +192,23 @@ class SGLang:
 
     async def _memory(self, path: str, tags: Sequence[MemoryTag]) -> None:
         body = {"tags": [self.release.memory_tags[tag] for tag in tags]}
-        await self._ok("POST", path, body, self._admin, MEMORY_SECONDS)
+        await self._http.ok("POST", path, body, self._admin, MEMORY_SECONDS)
 
     async def check_weights(self, action: str, seconds: float) -> Answer:
         """Any answer: status 400 means both that tensors differ and that it cannot be told."""
         body = {"action": action}
-        return Answer(*await self._call("POST", "/weights_checker", body, self._admin, seconds))
+        return Answer(*await self._http.call("POST", "/weights_checker", body, self._admin, seconds))
 
     async def start_profile(self, folder: str, steps: int, name: str) -> None:
         """The traces' names begin with `name`. It ends by itself after `steps` steps of the scheduler."""
         body = {"output_dir": folder, "num_steps": steps, "profile_id": name}
-        status, text = await self._call("POST", "/start_profile", body, self._admin, CONTROL_SECONDS)
+        status, text = await self._http.call("POST", "/start_profile", body, self._admin, CONTROL_SECONDS)
         if status != 200:
-            raise EngineError(f"/start_profile answered {status}: {_one_line(text)}")
+            raise EngineError(f"/start_profile answered {status}: {one_line(text)}")
 
     async def stop_profile(self, seconds: float) -> bool:
         """False when none was under way."""
-        status, _ = await self._call("POST", "/stop_profile", None, self._admin, seconds)
+        status, _ = await self._http.call("POST", "/stop_profile", None, self._admin, seconds)
         return status == 200
 
     async def load_from_disk(self, weights: WeightVersion, seconds: float) -> None:
@@ -234,9 +220,7 @@ class SGLang:
             "flush_cache": False,
             "abort_all_requests": False,
         }
-        answer = await self._ok("POST", "/update_weights_from_disk", body, self._admin, seconds)
-        if not (isinstance(answer, dict) and answer.get("success") is True):
-            raise EngineError(f"/update_weights_from_disk: {_one_line(str(answer))}")
+        await self._update("/update_weights_from_disk", body, seconds)
 
     async def begin_weight_update(self) -> None:
         """Opens the session that updates by tensor are made in (Release.weight_session). One that is open was left by
@@ -244,27 +228,25 @@ class SGLang:
         if not self.release.weight_session:
             return
         body = {"selector": "all"}
-        status, text = await self._call("POST", "/begin_weight_update", body, self._admin, CONTROL_SECONDS)
+        status, text = await self._http.call("POST", "/begin_weight_update", body, self._admin, CONTROL_SECONDS)
         if status == 400 and "already open" in text:
             await self.end_weight_update()
-            status, text = await self._call("POST", "/begin_weight_update", body, self._admin, CONTROL_SECONDS)
+            status, text = await self._http.call("POST", "/begin_weight_update", body, self._admin, CONTROL_SECONDS)
         if status != 200:
-            raise EngineError(f"/begin_weight_update answered {status}: {_one_line(text)}")
+            raise EngineError(f"/begin_weight_update answered {status}: {one_line(text)}")
 
     async def end_weight_update(self) -> None:
         if self.release.weight_session:
-            await self._ok("POST", "/end_weight_update", {}, self._admin, CONTROL_SECONDS)
+            await self._http.ok("POST", "/end_weight_update", {}, self._admin, CONTROL_SECONDS)
 
     async def update_weights_from_tensor(self, body: dict[str, Any], seconds: float) -> None:
         """`body` as SGLang wants it. Raises EngineError."""
-        answer = await self._ok("POST", "/update_weights_from_tensor", body, self._admin, seconds)
-        if not (isinstance(answer, dict) and answer.get("success") is True):
-            raise EngineError(f"/update_weights_from_tensor: {_one_line(str(answer))}")
+        await self._update("/update_weights_from_tensor", body, seconds)
 
     async def set_weight_version(self, version: str) -> None:
         """The label of what was put in by tensors; running requests go on."""
         body = {"new_version": version, "abort_all_requests": False}
-        await self._ok("POST", "/update_weight_version", body, self._admin, CONTROL_SECONDS)
+        await self._http.ok("POST", "/update_weight_version", body, self._admin, CONTROL_SECONDS)
 
     async def init_update_group(self, group: UpdateGroup, seconds: float) -> None:
         """Every rank of the engine joins. Its schedulers stand still until all others have: EngineUnreachable means
@@ -277,10 +259,10 @@ class SGLang:
             "group_name": group.name,
             "backend": group.backend,
         }
-        await self._ok("POST", "/init_weights_update_group", body, self._admin, seconds)
+        await self._http.ok("POST", "/init_weights_update_group", body, self._admin, seconds)
 
     async def destroy_update_group(self, name: str, seconds: float) -> None:
-        await self._ok("POST", "/destroy_weights_update_group", {"group_name": name}, self._admin, seconds)
+        await self._http.ok("POST", "/destroy_weights_update_group", {"group_name": name}, self._admin, seconds)
 
     async def update_weights_from_distributed(self, group: str, tensors: Sequence[Tensor], seconds: float) -> None:
         """Receives one broadcast of `tensors`, joined in that order, and loads them, without flushing, aborting or
@@ -295,40 +277,9 @@ class SGLang:
             "flush_cache": False,
             "abort_all_requests": False,
         }
-        answer = await self._ok("POST", "/update_weights_from_distributed", body, self._admin, seconds)
+        await self._update("/update_weights_from_distributed", body, seconds)
+
+    async def _update(self, path: str, body: dict[str, Any], seconds: float) -> None:
+        answer = await self._http.ok("POST", path, body, self._admin, seconds)
         if not (isinstance(answer, dict) and answer.get("success") is True):
-            raise EngineError(f"/update_weights_from_distributed: {_one_line(str(answer))}")
-
-    # --- transport ---
-
-    async def _ok(self, method: str, path: str, body: Any, headers: dict[str, str], seconds: float) -> Any:
-        status, text = await self._call(method, path, body, headers, seconds)
-        if status != 200:
-            raise EngineError(f"{path} answered {status}: {_one_line(text)}")
-        try:
-            return json.loads(text) if text.strip() else None
-        except ValueError as error:
-            raise EngineError(f"{path} answered no JSON: {_one_line(text)}") from error
-
-    async def _call(
-        self, method: str, path: str, body: Any, headers: dict[str, str], seconds: float
-    ) -> tuple[int, str]:
-        deadline = aiohttp.ClientTimeout(total=seconds)
-        begun = time.monotonic()
-        try:
-            async with self._session.request(
-                method, self._url + path, json=body, headers=headers, timeout=deadline
-            ) as response:
-                return response.status, await response.text()
-        except TimeoutError as error:
-            raise EngineUnreachable(f"{path} did not answer within {seconds:g} s") from error
-        except aiohttp.ClientConnectorError as error:
-            raise EngineUnheard(f"{path}: {error}") from error
-        except aiohttp.ClientError as error:
-            raise EngineUnreachable(f"{path}: {type(error).__name__}: {error}") from error
-        finally:
-            self.spent[path] = self.spent.get(path, 0.0) + time.monotonic() - begun
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:400]
+            raise EngineError(f"{path}: {one_line(str(answer))}")
