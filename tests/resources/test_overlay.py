@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from sglang_rollout.api.overlay import PodOverlay
 from sglang_rollout.resources import UnusableSpec
-from sglang_rollout.resources.overlay import merged
+from sglang_rollout.resources.overlay import MERGE_KEYS, merged
 
 TEMPLATE: dict[str, Any] = {
     "metadata": {"labels": {"rollout.sglang.io/fleet": "a"}, "annotations": {"ours": "1"}},
@@ -112,8 +116,25 @@ REFUSED = [
     ({"spec": {"volumes": "none"}}, "spec.volumes must be a list of objects, each with name"),
     ({"spec": {"volumes": [7]}}, "spec.volumes must be a list of objects, each with name"),
     ({"spec": {"tolerations": {"key": "a"}}}, "spec.tolerations must be a list of objects"),
+    ({"spec": {"tolerations": [{"key": {}}]}}, "spec.tolerations must be a list of objects, each with key and effect"),
     ({"spec": {"containers": [{"name": "engine", "env": [{"value": "1"}]}]}}, "env must be a list of objects"),
 ]
+
+
+ENTRY: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
+    st.sampled_from(sorted({key for keys in MERGE_KEYS.values() for key in keys})),
+    st.none() | st.integers() | st.just("engine") | st.just([]) | st.just({}),
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(MERGE_KEYS)), ENTRY | st.lists(ENTRY, max_size=2), max_size=2))
+def test_entries_of_any_form_are_merged_or_refused(lists: dict[str, Any]) -> None:
+    try:
+        overlay = PodOverlay.from_object({"spec": lists})
+    except ValidationError:
+        return  # as the API server refuses it
+    with contextlib.suppress(UnusableSpec):
+        merged(copy.deepcopy(TEMPLATE), overlay, "engine.template")
 
 
 @pytest.mark.parametrize(("overlay", "message"), REFUSED, ids=[message for _, message in REFUSED])

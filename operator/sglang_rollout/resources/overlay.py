@@ -26,7 +26,7 @@ class UnusableSpec(ValueError):
 
 # Lists whose entries are one thing when these keys are equal (patchMergeKey in core/v1, tolerations aside:
 # the API has none for them, and a user who writes one for the same taint and effect means to replace ours).
-_MERGE_KEYS: dict[str, tuple[str, ...]] = {
+MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "containers": ("name",),
     "initContainers": ("name",),
     "volumes": ("name",),
@@ -104,14 +104,19 @@ def _refuse_misshapen(value: Any, field: str) -> None:
         return
     for name, inner in value.items():
         here = f"{field}.{name}"
-        if name not in _MERGE_KEYS or name == "claims":
+        if name not in MERGE_KEYS or name == "claims":
             _refuse_misshapen(inner, here)
             continue
-        keys = _MERGE_KEYS[name]
+        keys = MERGE_KEYS[name]
         for entry in inner if isinstance(inner, list) else [None]:
-            if not isinstance(entry, dict) or (len(keys) == 1 and not isinstance(entry.get(keys[0]), str)):
-                raise UnusableSpec(f"{here} must be a list of objects, each with {' and '.join(keys)}")
+            if not isinstance(entry, dict) or not _is_named(entry, keys):
+                raise UnusableSpec(f"{here} must be a list of objects, each with {' and '.join(keys)} as text")
             _refuse_misshapen(entry, here)
+
+
+def _is_named(entry: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
+    """One key must be there; of several, core/v1 lets some be absent."""
+    return all(isinstance(entry.get(key, "" if len(keys) > 1 else None), str) for key in keys)
 
 
 def _merge_maps(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,7 +125,7 @@ def _merge_maps(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str,
         old = result.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             result[key] = _merge_maps(old, value)
-        elif isinstance(old, list) and isinstance(value, list) and key in _MERGE_KEYS:
+        elif isinstance(old, list) and isinstance(value, list) and key in MERGE_KEYS:
             result[key] = _merge_lists(key, old, value)
         else:
             result[key] = value
@@ -142,7 +147,7 @@ def _merge_lists(kind: str, below: list[Any], above: list[Any]) -> list[Any]:
 
 
 def _identity(kind: str, entry: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(entry.get(key) for key in _MERGE_KEYS[kind])
+    return tuple(entry.get(key) for key in MERGE_KEYS[kind])
 
 
 def _refuse_owned(template: Manifest, overlay: Mapping[str, Any], field: str) -> None:
