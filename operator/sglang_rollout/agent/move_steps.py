@@ -219,8 +219,8 @@ class MoveSteps:
         self._known = (situation.facts.start_id, verdict.layouts)
 
     async def apply(self, move: WeightMove, way: Way, root: str, situation: Situation) -> HeldWeights:
-        """Puts them in and labels them, and holds what the engine says of its label against it. Raises Untouched, else EngineError, after which any part
-        of them may be in."""
+        """Puts them in and labels them, and holds what the engine says of its label against it. Raises Untouched, else
+        EngineError, after which any part of them may be in."""
         engine = self._watch.engine
         if way is Way.ENGINE:
             await engine.load_from_disk(move.weights, move.timeout_seconds)

@@ -244,9 +244,12 @@ class SGLang:
         await self._update("/update_weights_from_tensor", body, seconds)
 
     async def set_weight_version(self, version: str) -> None:
-        """The label of what was put in by tensors; running requests go on."""
+        """The label of what was put in by tensors; running requests go on. Raises EngineError, also when the engine
+        tells another label than that."""
         body = {"new_version": version, "abort_all_requests": False}
-        await self._http.ok("POST", "/update_weight_version", body, self._admin, CONTROL_SECONDS)
+        answer = await self._update("/update_weight_version", body, CONTROL_SECONDS)
+        if answer.get("new_version") != version:
+            raise EngineError(f"/update_weight_version: the engine says that it holds {answer.get('new_version')!r}")
 
     async def init_update_group(self, group: UpdateGroup, seconds: float) -> None:
         """Every rank of the engine joins. Its schedulers stand still until all others have: EngineUnreachable means
@@ -279,7 +282,8 @@ class SGLang:
         }
         await self._update("/update_weights_from_distributed", body, seconds)
 
-    async def _update(self, path: str, body: dict[str, Any], seconds: float) -> None:
+    async def _update(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
         answer = await self._http.ok("POST", path, body, self._admin, seconds)
         if not (isinstance(answer, dict) and answer.get("success") is True):
             raise EngineError(f"{path}: {one_line(str(answer))}")
+        return answer
