@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from sglang_rollout.agent import control, draining
+from sglang_rollout.agent import control, draining, rank0_watch
 from sglang_rollout.protocol.weights import WeightVersion
 from sglang_rollout.transfer.intake import TrainerIntake
 
@@ -36,7 +36,7 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TICK_SECONDS", "STARTING_TICK_SECONDS", "REPEAT_SECONDS", "DRAIN_TICK_SECONDS"):
         monkeypatch.setattr(control, name, 0.05)
     monkeypatch.setattr(draining, "LINGER_SECONDS", 0.2)
-    monkeypatch.setattr(control, "RANK0_SECONDS", 0.1)
+    monkeypatch.setattr(rank0_watch, "LOOK_SECONDS", 0.1)
 
 
 @pytest.fixture(autouse=True)

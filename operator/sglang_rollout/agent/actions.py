@@ -8,6 +8,8 @@ from sglang_rollout.protocol.memory import MemoryTag
 from sglang_rollout.protocol.operations import Operation
 from sglang_rollout.protocol.weights import PauseMode, WeightMove
 
+REPEAT_SECONDS = 0.5  # before a step that could not be made is tried again
+
 
 @dataclass(frozen=True)
 class Nothing:

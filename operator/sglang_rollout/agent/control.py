@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,27 +13,25 @@ from sglang_rollout.protocol.report import AgentIdentity, AgentReport, EngineSta
 from sglang_rollout.serving.longpoll import ReportBoard
 
 from . import actions, plan
+from .actions import REPEAT_SECONDS
 from .actor import Actor
 from .engine_report import engine_report
 from .engine_watch import EngineWatch
-from .group import NotYet, StartGate
+from .group import StartGate
 from .kills import Kills
 from .launch_requests import LaunchRequests
 from .load_watch import LoadWatch
 from .move_report import move_report, prepare_report
 from .probe import GenerationProbe
+from .rank0_watch import Rank0Watch
 from .settings import AgentSettings
 from .sglang import SGLang
 from .situation import EngineFacts, should_run
 
-log = logging.getLogger(__name__)
-
 TICK_SECONDS = 1.0
 STARTING_TICK_SECONDS = 0.5
-REPEAT_SECONDS = 0.5  # between equal steps in a row
 DRAIN_TICK_SECONDS = 0.25
 DRAIN_MARGIN_SECONDS = 5.0  # for what was aborted to be gone
-RANK0_SECONDS = 2.0
 # Steps during which no token can come, so that the probe must not wait for one.
 _STOPPING = (actions.Pause, actions.Empty, actions.Operate)
 SILENCE_SECONDS = 60.0  # of an engine that has served, whatever it is asked to do
@@ -55,7 +52,6 @@ class Control:
         self._settings = settings
         self._watch = watch
         self._actor = actor
-        self._gate = gate
         self._clock = clock
         self._lease_term = lease_term
         self._woken = asyncio.Event()
@@ -68,6 +64,7 @@ class Control:
         self.board: ReportBoard[AgentReport] = ReportBoard(
             AgentReport(0, secrets.token_hex(8), settings.pod_uid, settings.rank)
         )
+        self._rank0 = Rank0Watch(watch, actor, gate, self._kills)
         self._probe = GenerationProbe(self._to_probe, self._on_wedged, clock)
         actor.when_saved(self._publish)
         actor.when_prepared(self._look_at_preparations)
@@ -151,7 +148,7 @@ class Control:
             group.create_task(self._loop())
             group.create_task(self._probe.run())
             if self._settings.rank > 0:
-                group.create_task(self._follow_rank0())
+                group.create_task(self._rank0.run())
 
     async def _loop(self) -> None:
         while True:
@@ -222,21 +219,6 @@ class Control:
         held = bool(self.desired and self.desired.execution.state is ExecutionState.PAUSED)
         # Whoever drives the engine by itself decides what becomes of its requests.
         await self._load.look(self._draining(), held, may_abort=not self.hands_off)
-
-    async def _follow_rank0(self) -> None:
-        """A group's member whose rank 0 started again can never join it: it starts again as well."""
-        while True:
-            await asyncio.sleep(RANK0_SECONDS)
-            joined = self._actor.journal.joined
-            if joined is None or joined.start_id != self._facts.start_id or self._facts.state is EngineState.ABSENT:
-                continue
-            try:
-                found = await self._gate.rank0(joined.group)
-            except NotYet as error:
-                log.info("%s", error)
-                continue
-            if found.start_id and found.start_id != joined.rank0_start_id:
-                self._kills.kill("rank 0 of its engine started again", ordered=True)
 
     # --- the engine's end ---
 

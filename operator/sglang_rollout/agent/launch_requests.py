@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from sglang_rollout.protocol.launch import LaunchOrder
 
+from .actions import REPEAT_SECONDS
 from .actor import Actor
 from .engine_report import Waiting
 from .group import NotYet, Start, StartGate
 
 HOLD_SECONDS = 20.0
-REPEAT_SECONDS = 0.5
 
 
 class LaunchRequests:
