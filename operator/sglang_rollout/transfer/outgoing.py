@@ -49,8 +49,8 @@ def bucket_bytes_for(tensor: torch.Tensor) -> int:
 
 def free_bytes(device: torch.device) -> int:
     """Of a GPU's memory, for this process."""
-    free: int = torch.cuda.mem_get_info(device)[0]
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def buckets_of(
