@@ -16,6 +16,7 @@ from .verdict import Attempt, OthersAsking
 Object = Mapping[str, Any]
 Transfer = Literal["Staged", "Direct", "Colocated"]
 
+TIMEOUT = 300.0
 TAKE_BACK_SECONDS = 20.0
 
 
@@ -25,12 +26,12 @@ class Asked:
     halt: done when whoever waits for the call is cancelled."""
 
     version: str
-    senders: Sequence[str]
-    rank: int
-    transfer: Transfer
-    transport: str
-    bucket_bytes: int | None
-    timeout: float
+    transfer: Transfer = "Staged"
+    transport: str = "Auto"
+    bucket_bytes: int | None = None
+    timeout: float = TIMEOUT
+    rank: int = 0
+    senders: Sequence[str] = ()
     host: str = ""
     halt: Future[None] = field(default_factory=Future)
     begun: float = field(default_factory=time.monotonic)

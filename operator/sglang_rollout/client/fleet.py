@@ -8,13 +8,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from ..kube_access.cluster import Cluster
 from ..kube_access.connection import connect
 from ..kube_access.failures import Failure
 from ..protocol.pod import address_of
-from .asking import Asked, Halted, Transfer
+from .asking import TIMEOUT, Asked, Halted, Transfer
 from .errors import FleetUnreachable, PublishRefused
 from .generation import TIMEOUT as ANSWER_SECONDS
 from .generation import Conversation, Generation, Router
@@ -28,7 +29,6 @@ from .verdict import serving
 log = logging.getLogger(__name__)
 
 FIELD_MANAGER = "sglang-rollout-client"
-TIMEOUT = 300.0
 STOP_SECONDS = 60.0  # for a call whose task was cancelled; it may be in an iterator of the trainer's
 
 T = TypeVar("T")
@@ -247,26 +247,17 @@ class RolloutFleet:
     def _commit(self, version: str, timeout: float, halt: Future[None]) -> PublishResult:
         check_label(version)
         check_timeout(timeout)
-        asked = Asked(version, (), 0, "Staged", "Auto", None, timeout, halt=halt)
+        asked = Asked(version, timeout=timeout, halt=halt)
         return Publication(self._resource, asked).commit()
 
-    def _asked(
-        self,
-        version: str,
-        *,
-        transfer: Transfer = "Staged",
-        transport: str = "Auto",
-        bucket_bytes: int | None = None,
-        timeout: float = TIMEOUT,
-        rank: int = 0,
-        senders: Sequence[str] = (),
-    ) -> Asked:
+    def _asked(self, version: str, **options: Unpack[PublishOptions]) -> Asked:
         check_label(version)
-        check_timeout(timeout)
-        check_way(transfer, transport, bucket_bytes)
-        listed = list(senders) or [self.sender_address]
-        check_senders(listed, rank, self.sender_address)
-        return Asked(version, listed, rank, transfer, transport, bucket_bytes, timeout, self._address)
+        asked = Asked(version, **options)
+        check_timeout(asked.timeout)
+        check_way(asked.transfer, asked.transport, asked.bucket_bytes)
+        senders = list(asked.senders) or [self.sender_address]
+        check_senders(senders, asked.rank, self.sender_address)
+        return replace(asked, senders=senders, host=self._address)
 
     def _opened(self) -> SenderRoom:
         if self._room is None:
