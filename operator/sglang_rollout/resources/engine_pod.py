@@ -51,7 +51,7 @@ KILL_SECONDS = 15
 
 PAYLOAD_SIZE = "256Mi"
 RUN_SIZE = "16Mi"
-STATE_SIZE = "64Mi"
+STATE_SIZE = "64Mi"  # in memory: paused engines wait for it, and what it tells of ends with the machine
 PROFILE_SIZE = "16Gi"  # traces of a few steps; more than this evicts the pod
 ENV_KEEP_ALIVE = "SGLANG_TIMEOUT_KEEP_ALIVE"
 KEEP_ALIVE_SECONDS = 600
@@ -249,7 +249,7 @@ def _volumes(rollout: SGLangRollout) -> list[Manifest]:
     volumes: list[Manifest] = [
         {"name": _VOLUME_PAYLOAD, "emptyDir": {"sizeLimit": PAYLOAD_SIZE}},
         {"name": _VOLUME_RUN, "emptyDir": {"medium": "Memory", "sizeLimit": RUN_SIZE}},
-        {"name": _VOLUME_STATE, "emptyDir": {"sizeLimit": STATE_SIZE}},
+        {"name": _VOLUME_STATE, "emptyDir": {"medium": "Memory", "sizeLimit": STATE_SIZE}},
         {"name": _VOLUME_FLEET, "configMap": {"name": fleet_config_name(rollout.metadata.name)}},
         {"name": _VOLUME_PROFILES, "emptyDir": {"sizeLimit": PROFILE_SIZE}},
         {"name": _VOLUME_SHM, "emptyDir": {"medium": "Memory", "sizeLimit": shm}},
