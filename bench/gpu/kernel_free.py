@@ -46,11 +46,13 @@ class Way:
 
 _NCCL = {"NCCL_NVLS_ENABLE": "0", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,P2P,ENV"}
 PEER_COPY = Way("PeerCopy")
+MORE_STREAMS = tuple(Way(f"PeerCopy, {count} streams") for count in (2, 4))
 ON_GPUS = (
     PEER_COPY,
     Way("NCCL", {**_NCCL, "NCCL_CUMEM_ENABLE": "0"}),
     Way("NCCL copy engines", {**_NCCL, "NCCL_CUMEM_ENABLE": "1", "NCCL_CTA_POLICY": "2"}),
     Way("NCCL P2P by memcpy", {**_NCCL, "NCCL_CUMEM_ENABLE": "0", "NCCL_P2P_USE_CUDA_MEMCPY": "1"}),
+    *MORE_STREAMS,
 )
 ON_CPU = (Way("Gloo"),)
 ON_ONE_GPU = (PEER_COPY,)  # which two ranks of NCCL cannot share
@@ -161,10 +163,10 @@ def ways(cpu: bool, one_gpu: bool, nixl: str) -> list[Way]:
     return [*known[:3], *([NIXL] if nixl else []), *known[3:]]
 
 
-async def measure(bench: Bench, results: Results, repeats: int, nixl: str) -> None:
+async def measure(bench: Bench, results: Results, repeats: int, nixl: str, only: Sequence[str]) -> None:
     """A step for each way, on a bench whose engine decodes; each ends what it starts."""
     buckets = BUCKETS if not bench.cpu else (bench.size // 4, bench.size)
-    for way in ways(bench.cpu, bench.one_gpu, nixl):
+    for way in (way for way in ways(bench.cpu, bench.one_gpu, nixl) if not only or way.name in only):
         call = partial(tried, bench, way, buckets, repeats, nixl)
         await results.step(f"kernel-free: {way.name}", call, EXPECTED, SECONDS + 20.0)
 
@@ -173,7 +175,7 @@ async def run(given: argparse.Namespace) -> int:
     bench = _NoTrainer(given.work, shape=given.shape, cpu=given.cpu, streams=given.streams, one_gpu=given.one_gpu)
     async with running(bench, given.out, given.seconds) as results:
         if await results.step("start", bench.begin, 60.0, 200.0):
-            await measure(bench, results, given.repeats, given.nixl)
+            await measure(bench, results, given.repeats, given.nixl, given.only)
     return results.exit_code()
 
 
@@ -191,6 +193,7 @@ def main() -> int:
     parser.add_argument("--one-gpu", action="store_true", help="all share it; PeerCopy and NIXL only")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=20, help="transfers of each kind, one after the other")
+    parser.add_argument("--only", nargs="+", default=(), help="names of ways, all by default")
     parser.add_argument("--nixl", default="", help="folder with NIXL's unpacked wheel (nixl-cu13)")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm/sglang-rollout-kernel-free"))
     parser.add_argument("--out", type=Path, default=Path("out/kernel-free"))

@@ -147,6 +147,8 @@ class NcclCopyEngines(Nccl):
 class PeerCopy(Side):
     """CUDA IPC: the taker opens the giver's memory and copies; no kernel runs."""
 
+    streams = 1  # that each bucket is divided among
+
     def meet(self) -> None:
         if self.role == GIVER:
             self.pipe.send(self.driver.export(self.address))
@@ -154,12 +156,25 @@ class PeerCopy(Side):
             self._theirs = _flat(self.driver.open(self.pipe.recv()), self.size, self.gpu)
 
     def move(self, bucket: int) -> None:
-        if self.role == TAKER:
-            with torch.cuda.stream(self.stream):
-                for begin, length in self.pieces(bucket):
-                    part = slice(begin, begin + length)
+        if self.role != TAKER:
+            return
+        streams = [torch.cuda.Stream(self.gpu) for _ in range(self.streams)] if self.cuda else []
+        for begin, length in self.pieces(bucket):
+            step = -(-length // self.streams)
+            for stream, at in zip(streams, range(begin, begin + length, step), strict=False):
+                part = slice(at, min(at + step, begin + length))
+                with torch.cuda.stream(stream):
                     self.flat[part].copy_(self._theirs[part], non_blocking=True)
-            self.stream.synchronize()
+        for stream in streams:
+            stream.synchronize()
+
+
+class PeerCopy2(PeerCopy):
+    streams = 2
+
+
+class PeerCopy4(PeerCopy):
+    streams = 4
 
 
 class Nixl(Side):
@@ -212,6 +227,8 @@ WAYS: dict[str, type[Side]] = {
     "NCCL copy engines": NcclCopyEngines,
     "NCCL P2P by memcpy": Nccl,
     "PeerCopy": PeerCopy,
+    "PeerCopy, 2 streams": PeerCopy2,
+    "PeerCopy, 4 streams": PeerCopy4,
     "NIXL": Nixl,
 }
 

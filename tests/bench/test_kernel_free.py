@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gpu.kernel_free import NIXL, PEER_COPY, _chosen, ways
+from bench.gpu.kernel_free import MORE_STREAMS, NIXL, PEER_COPY, _chosen, ways
 
 TABLE = "| remote memory read by ucp_get*(multi) into cuda/GPU0 from cuda |\n| 0..inf | zero-copy | {} |\n"
 
@@ -15,7 +15,18 @@ TABLE = "| remote memory read by ucp_get*(multi) into cuda/GPU0 from cuda |\n| 0
         (False, True, ["PeerCopy", "NIXL"]),
         (True, True, ["Gloo", "NIXL"]),
         (True, False, ["Gloo", "NIXL"]),
-        (False, False, ["PeerCopy", "NCCL", "NCCL copy engines", "NIXL", "NCCL P2P by memcpy"]),
+        (
+            False,
+            False,
+            [
+                "PeerCopy",
+                "NCCL",
+                "NCCL copy engines",
+                "NIXL",
+                "NCCL P2P by memcpy",
+                *(way.name for way in MORE_STREAMS),
+            ],
+        ),
     ],
 )
 def test_ways(cpu: bool, one_gpu: bool, names: list[str]) -> None:
