@@ -15,12 +15,12 @@ from sglang_rollout.serving.longpoll import ReportBoard
 from . import actions, plan
 from .actions import REPEAT_SECONDS
 from .actor import Actor
+from .drain_watch import DrainWatch
 from .engine_report import engine_report
 from .engine_watch import EngineWatch
 from .group import StartGate
 from .kills import Kills
 from .launch_requests import LaunchRequests
-from .load_watch import LoadWatch
 from .move_report import move_report, prepare_report
 from .probe import GenerationProbe
 from .rank0_watch import Rank0Watch
@@ -32,6 +32,7 @@ TICK_SECONDS = 1.0
 STARTING_TICK_SECONDS = 0.5
 DRAIN_TICK_SECONDS = 0.25
 DRAIN_MARGIN_SECONDS = 5.0  # for what was aborted to be gone
+TELL_SECONDS = 0.05  # until it is told what goes on
 # Steps during which no token can come, so that the probe must not wait for one.
 _STOPPING = (actions.Pause, actions.Empty, actions.Operate)
 SILENCE_SECONDS = 60.0  # of an engine that has served, whatever it is asked to do
@@ -59,7 +60,7 @@ class Control:
         self._pod_ends = False
         self._is_drained = asyncio.Event()
         self._message = ""
-        self._load = LoadWatch(watch, settings.drain_seconds, clock)
+        self._drain = DrainWatch(watch, settings.drain_seconds, clock)
         self._kills = Kills(watch, self._on_kill, self._woken.set)
         self.board: ReportBoard[AgentReport] = ReportBoard(
             AgentReport(0, secrets.token_hex(8), settings.pod_uid, settings.rank)
@@ -94,7 +95,7 @@ class Control:
     async def drain(self) -> None:
         """The pod ends: returns when nothing runs any more, or when the time for it is over."""
         self._pod_ends = True
-        self._load.begin_drain()
+        self._drain.begin()
         self._woken.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.drain_seconds + DRAIN_MARGIN_SECONDS):
@@ -185,6 +186,7 @@ class Control:
             if isinstance(action, actions.Nothing):
                 self._message = action.why
                 if last is not None:
+                    self._publish()  # others may wait for it at a barrier
                     return 0.0  # what was assumed of the engine after the steps is to be read from it
                 return TICK_SECONDS if action.until is None else min(TICK_SECONDS, action.until - self._clock())
             if action == last:
@@ -195,8 +197,12 @@ class Control:
             self._message = f"step: {type(action).__name__}"
             if isinstance(action, _STOPPING):
                 self._probe.rest()
-            self._publish()
-            done = await self._actor.perform(action, situation)
+            # Most steps take milliseconds, of a pause: whoever waits for reports is only woken for what lasts.
+            telling = asyncio.get_running_loop().call_later(TELL_SECONDS, self._publish)
+            try:
+                done = await self._actor.perform(action, situation)
+            finally:
+                telling.cancel()
             if not done and not isinstance(action, actions.Flush):
                 return REPEAT_SECONDS
             last = action
@@ -210,15 +216,17 @@ class Control:
         group = self.desired.group if self.desired else None
         if joined and group and joined.start_id == self._facts.start_id and not joined.group.same_pods(group):
             self._kills.kill("its group is of other pods now", ordered=True)
-        await self._look_at_load()
+        await self._look_at_drain()
 
-    async def _look_at_load(self) -> None:
+    async def _look_at_drain(self) -> None:
         if self._facts.state is not EngineState.SERVING or self._settings.rank > 0:
-            self._load.nothing_serves()
+            return
+        if not self._draining():
+            self._drain.forget()
             return
         held = bool(self.desired and self.desired.execution.state is ExecutionState.PAUSED)
         # Whoever drives the engine by itself decides what becomes of its requests.
-        await self._load.look(self._draining(), held, may_abort=not self.hands_off)
+        await self._drain.look(held, may_abort=not self.hands_off)
 
     # --- the engine's end ---
 
@@ -246,7 +254,7 @@ class Control:
         if not self._draining():
             return False
         serving = self._facts.state is EngineState.SERVING and self._settings.rank == 0
-        return self._load.has_drained() if serving else True
+        return self._drain.done() if serving else True
 
     def _state(self) -> EngineState:
         if self.launches.waiting.start_id:
@@ -270,7 +278,7 @@ class Control:
                 lease_term=self._lease_term,
                 generation=desired.generation if desired else 0,
                 incarnation=desired.group.incarnation if desired and desired.group else 0,
-                engine=engine_report(self._watch, self._state(), situation, self._load.load, self.launches.waiting),
+                engine=engine_report(self._watch, self._state(), situation, self.launches.waiting),
                 move=move_report(situation) if situation else None,
                 prepare=prepare_report(situation) if situation else None,
                 stage=self._actor.stage_report(),
