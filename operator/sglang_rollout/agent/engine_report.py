@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from sglang_rollout.protocol.report import EngineReport, EngineState
 
 from .engine_watch import EngineWatch
-from .sglang import Load
 from .situation import EngineFacts, Situation
 
 
@@ -20,7 +19,7 @@ class Waiting:
 
 
 def engine_report(
-    watch: EngineWatch, state: EngineState, situation: Situation | None, load: Load, waiting: Waiting
+    watch: EngineWatch, state: EngineState, situation: Situation | None, waiting: Waiting
 ) -> EngineReport:
     """`situation`: None before the first desired state; then /ready alone says whether the engine is paused."""
     record = watch.record
@@ -42,8 +41,6 @@ def engine_report(
         paused=facts.state is EngineState.SERVING and _paused(facts, situation),
         sglang_version=watch.sglang_version,
         failure=failure,
-        running_requests=load.running,
-        queued_requests=load.queued,
         launch=record.order.launch,
         released=sorted(situation.released) if situation else [],
         weights_void=situation.void if situation else "",

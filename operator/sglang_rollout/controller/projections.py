@@ -60,7 +60,6 @@ def _container_view(status: Object) -> ContainerView:
         name=status["name"],
         running="running" in state,
         ready=bool(status.get("ready")),
-        started=bool(status.get("started")),
         restarts=int(status.get("restartCount") or 0),
         waiting=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),

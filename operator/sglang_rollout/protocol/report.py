@@ -49,8 +49,6 @@ class EngineReport:
     paused: bool = False
     sglang_version: str = ""
     failure: str = ""
-    running_requests: int = 0
-    queued_requests: int = 0
     launch: LaunchOptions = field(default_factory=LaunchOptions)
     released: list[MemoryTag] = field(default_factory=list)
     weights_void: str = ""

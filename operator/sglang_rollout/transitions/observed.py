@@ -23,7 +23,6 @@ class ContainerView:
     name: str
     running: bool = False
     ready: bool = False
-    started: bool = False
     restarts: int = 0
     waiting: str = ""
     waiting_message: str = ""
