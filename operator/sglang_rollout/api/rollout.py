@@ -133,7 +133,6 @@ class Metadata(ApiModel):
     generation: int = 0
     resource_version: str = ""
     creation_timestamp: str = ""
-    deletion_timestamp: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 

@@ -24,11 +24,6 @@ log = logging.getLogger(__name__)
 class OpenRegion(Protocol):
     """Windows of one region may be open at once in several threads if they do not overlap."""
 
-    @property
-    def in_host_memory(self) -> bool:
-        """Windows are the region itself: what is written may be read back from them."""
-        ...
-
     def window(self, begin: int, size: int) -> object:
         """A context manager of a writable memoryview; on exit without an error its bytes are in the region."""
         ...
@@ -42,8 +37,6 @@ class OpenRegion(Protocol):
 
 class HostRegion:
     """A file in shared memory, mapped."""
-
-    in_host_memory = True
 
     def __init__(self, path: Path, size: int) -> None:
         with path.open("r+b") as file:
@@ -127,8 +120,6 @@ class _Buffer:
 class DeviceRegion:
     """GPU memory of a holder process. Each window is a host buffer, copied over on exit; those of at most PIECE bytes
     are fast."""
-
-    in_host_memory = False
 
     def __init__(self, driver: CudaDriver, handle: str) -> None:
         self._driver = driver

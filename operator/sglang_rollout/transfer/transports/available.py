@@ -7,12 +7,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..stage_index import StageUnusable, read_index
-from . import GLOO, NCCL, PEER_COPY, Transport, gloo, nccl
+from . import Transport, gloo, nccl
 from .gloo import Gloo
 from .nccl import Nccl
 from .peer_copy import PeerCopy
-
-NAMES = (PEER_COPY, NCCL, GLOO)
 
 
 def sender_transports(name: str = "Auto") -> list[Transport]:
