@@ -31,7 +31,7 @@ from sglang_rollout.protocol.report import (
 from sglang_rollout.protocol.routing import RegisteredWorker, RouterDesired, RouterReport, Worker
 from sglang_rollout.protocol.weights import SourceKind, Step, Verify, WeightMove, WeightVersion
 from sglang_rollout.resources import FleetContext
-from sglang_rollout.transitions import routing
+from sglang_rollout.transitions import router_reports
 from sglang_rollout.transitions.ahead import order_id
 from sglang_rollout.transitions.engines import view_engines
 from sglang_rollout.transitions.observed import ChildView, Observed, PodView
@@ -262,7 +262,7 @@ class Simulation:
             if name in ordered or pod is None or pod.engine is None:
                 continue
             # An operator that has lost what it ordered knows no better before a router says that it has done it.
-            listed = routing.listed_in(self.delivered_routers.values())
+            listed = router_reports.listed_in(self.delivered_routers.values())
             unheard = "has not heard" in why and (name, worker.incarnation) in listed
             through = step.status.weights is not None and step.status.weights.target_version == pod.engine.bytes_version
             if unheard or ("takes no part" in why and through and not pod.engine.paused):

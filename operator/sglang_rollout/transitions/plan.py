@@ -8,14 +8,27 @@ which engines the routers may have (routing), and what to say (summary).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from ..api import Spec, names
 from ..protocol.desired import AgentDesired, Execution, ExecutionState
-from ..protocol.routing import RouterDesired, RouterReport
+from ..protocol.routing import RouterDesired
 from ..protocol.weights import PauseMode
-from . import children, diagnosis, groups, members, memory, news, operations, removals, revisions, routing, weights
+from . import (
+    children,
+    diagnosis,
+    groups,
+    members,
+    memory,
+    news,
+    operations,
+    removals,
+    revisions,
+    router_reports,
+    routing,
+    weights,
+)
 from .engines import EngineView, view_engines
 from .fleet_facts import FleetFacts
 from .groups import GroupState
@@ -35,7 +48,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     spec = rollout.spec
     engines = view_engines(observed, now)
     states = {engine.index: groups.advance(engine, spec.restart_policy, now) for engine in engines}
-    unregistered = _unregistered(engines, observed)
+    unregistered = router_reports.unregistered(engines, observed)
     engine_stamp, router_stamp = revisions.spec_hash(spec), revisions.router_hash(spec)
     revision = revisions.advance(
         engines,
@@ -44,9 +57,9 @@ def plan(observed: Observed, now: datetime) -> Plan:
         unregistered,
         _coming(engines, observed),
     )
-    moved, ordered, desired, obstacles, in_step = _weights_and_routing(
-        observed, engines, states, revision, unregistered, now
-    )
+    agreed = _agree(observed, engines, states, revision, unregistered, now)
+    moved, ordered, obstacles = agreed.weights, agreed.operations, agreed.obstacles
+    desired, in_step = agreed.workers, agreed.in_step
     # What takes an engine's memory waits for the routers' word that they have exactly the others: a router that has
     # not taken the last order may still follow an older one.
     free = unregistered if in_step else frozenset[int]()
@@ -55,7 +68,7 @@ def plan(observed: Observed, now: datetime) -> Plan:
     restarts = {**residency.restarts, **_restarts(engines, moved, free)}
     # A leader that has not heard every agent yet knows too little to take a registered engine out of the routers.
     unheard = [engine for engine in engines if engine.unheard]
-    listed = _listed_names(observed) if unheard else frozenset()
+    listed = router_reports.listed_names(observed) if unheard else frozenset()
     hearing = any(engine.record.routable or engine.name in listed for engine in unheard)
     external = spec.router.external is not None
     lost_in = members.seconds_to_loss(observed.pods, now)
@@ -67,10 +80,10 @@ def plan(observed: Observed, now: datetime) -> Plan:
             engines=engines,
             groups=states,
             obstacles=obstacles,
-            registered=_registered(engines, observed) - obstacles.keys(),
+            registered=router_reports.registered(engines, observed) - obstacles.keys(),
             # An order that is on its way is no news to people.
-            routers_in_step=in_step or _in_step(_with_orders_heard(observed), desired),
-            router_words=() if in_step else routing.words(desired, observed),
+            routers_in_step=in_step or router_reports.in_step(router_reports.with_orders_heard(observed), desired),
+            router_words=() if in_step else router_reports.words(observed, desired),
             keeps_dirty=spec.weights.failure_policy == "KeepGated",
             router_behind=_router_behind(observed, router_stamp),
             weights=moved.status,
@@ -109,26 +122,38 @@ def plan(observed: Observed, now: datetime) -> Plan:
     )
 
 
-def _weights_and_routing(
+@dataclass(frozen=True)
+class _Agreed:
+    """The weights' next step, what the engines are ordered to do once, and the workers that the routers must have with
+    them. obstacles: engines that the routers must not have, by index, and why. in_step: the routers are seen to have
+    just these workers."""
+
+    weights: WeightsPlan
+    operations: OperationsPlan
+    obstacles: Mapping[int, str]
+    workers: RouterDesired
+    in_step: bool
+
+
+def _agree(
     observed: Observed,
     engines: tuple[EngineView, ...],
     states: Mapping[int, GroupState],
     revision: Revision,
     unregistered: frozenset[int],
     now: datetime,
-) -> tuple[WeightsPlan, OperationsPlan, RouterDesired, dict[int, str], bool]:
+) -> _Agreed:
     """The weights' next step and the routers' workers depend on each other: what is to be registered follows from
     the step, and some steps must wait until the routers have just that. So: the step that needs no router first, and
-    the further one only when the routers are seen to have what it needs. The fourth part says which engines the routers
-    must not have, and why."""
+    the further one only when the routers are seen to have what it needs."""
     spec = observed.rollout.spec
     status = observed.rollout.status.weights
     generation = observed.rollout.metadata.generation
     releasing = {engine.index for engine in engines} if memory.wanted_released(spec) else set()
     taken = revision.drain | memory.turns(engines, spec)
-    listed = routing.listed_in(_router_reports(observed))
+    listed = router_reports.listed_in(router_reports.reports_of(observed))
 
-    def with_routers(in_step: bool) -> tuple[WeightsPlan, OperationsPlan, dict[int, str], RouterDesired]:
+    def with_routers(in_step: bool) -> _Agreed:
         step = weights.advance(engines, spec, status, generation, now, in_step)
         out_of_routers = unregistered if in_step else frozenset()
         ordered = operations.advance(observed.rollout, engines, step.status, out_of_routers, now)
@@ -140,56 +165,11 @@ def _weights_and_routing(
             if (why := routing.obstacle(engine, states[engine.index], step, max_lag, generation, leaving, listed))
         }
         chosen = [engine for engine in engines if engine.index not in obstacles]
-        return step, ordered, obstacles, routing.desired_workers(chosen, states, step)
+        workers = routing.desired_workers(chosen, states, step)
+        return _Agreed(step, ordered, obstacles, workers, router_reports.in_step(observed, workers))
 
-    step, ordered, obstacles, desired = with_routers(False)
-    in_step = _in_step(observed, desired)
-    if in_step:
-        step, ordered, obstacles, desired = with_routers(True)
-        in_step = _in_step(observed, desired)
-    return step, ordered, desired, obstacles, in_step
-
-
-def _in_step(observed: Observed, desired: RouterDesired) -> bool:
-    if observed.external_untold:
-        return False
-    if observed.rollout.spec.router.external is not None:
-        report = observed.external_router
-        if report is None or report.desired_id != desired.id or not report.in_step:
-            return False
-    # Beside an external router: those of before, which still end.
-    return routing.all_in_step(desired, observed)
-
-
-def _with_orders_heard(observed: Observed) -> Observed:
-    """As if no order were on its way."""
-    return replace(observed, untold=frozenset(), external_untold=bool(observed.parting))
-
-
-def _unregistered(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
-    """Engines that no router has. A router that takes requests and is not heard, or not since its last order, may have
-    any of them."""
-    heard = observed.routers.keys() - observed.untold
-    if any(routing.takes_requests(pod, observed) and pod.uid not in heard for pod in observed.router_pods):
-        return frozenset()
-    if observed.external_untold:
-        return frozenset()
-    known = _listed_names(observed)
-    return frozenset(engine.index for engine in engines if engine.name not in known)
-
-
-def _registered(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
-    """Engines that every router which is up has."""
-    reports = [report for report in _router_reports(observed) if report.router_up]
-    if not reports:
-        return frozenset()
-    known = set.intersection(*({worker.engine for worker in report.registered} for report in reports))
-    return frozenset(engine.index for engine in engines if engine.name in known)
-
-
-def _listed_names(observed: Observed) -> frozenset[str]:
-    """Names of the engines that some router has: the status may not tell it yet."""
-    return frozenset(worker.engine for report in _router_reports(observed) for worker in report.registered)
+    agreed = with_routers(False)
+    return with_routers(True) if agreed.in_step else agreed
 
 
 def _coming(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[int]:
@@ -197,7 +177,7 @@ def _coming(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[in
     spec, told = observed.rollout.spec, observed.rollout.status.weights
     if told is None or memory.wanted_released(spec):
         return frozenset()
-    registered = _registered(engines, observed)
+    registered = router_reports.registered(engines, observed)
     # The status may be late: what was decided is served before it tells so.
     decided = told.transaction.version if told.transaction and told.transaction.decision == "Commit" else told.version
     return frozenset(
@@ -209,11 +189,6 @@ def _coming(engines: tuple[EngineView, ...], observed: Observed) -> frozenset[in
         and (engine.version == decided or is_allowed(told, engine.version, spec.staleness.max_version_lag))
         and engine.index not in registered
     )
-
-
-def _router_reports(observed: Observed) -> list[RouterReport]:
-    reports = [observed.routers[pod.uid] for pod in observed.router_pods if pod.uid in observed.routers]
-    return reports if observed.external_router is None else [*reports, observed.external_router]
 
 
 def _router_behind(observed: Observed, stamp: str) -> str:

@@ -12,16 +12,12 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 
 from ..api import WeightsStatus
-from ..api.names import CONTAINER_ROUTER
 from ..protocol.pod import ENGINE_PORT
-from ..protocol.routing import RouterDesired, RouterReport, Worker
+from ..protocol.routing import RouterDesired, Worker
 from .engines import EngineView
 from .groups import GroupState
-from .observed import Observed, PodView
 from .versions import is_allowed
 from .weight_steps import WeightsPlan
-
-WORDS_SHOWN = 3
 
 
 def obstacle(
@@ -34,7 +30,8 @@ def obstacle(
     listed: Collection[tuple[str, int]],
 ) -> str:
     """Why the routers must not have this engine now; empty when they must. leaving: engines that are about to lose
-    their pods, their memory or their weights. generation: of the resource. listed: what listed_in says."""
+    their pods, their memory or their weights. generation: of the resource. listed: as router_reports.listed_in() has
+    them."""
     if not engine.wanted:
         return "it is being removed"
     if engine.index in leaving:
@@ -69,11 +66,6 @@ def was_registered(engine: EngineView, group: GroupState, listed: Collection[tup
     return engine.was_given or (engine.name, group.incarnation) in listed
 
 
-def listed_in(reports: Iterable[RouterReport]) -> frozenset[tuple[str, int]]:
-    """Names and incarnations of the engines that a router has."""
-    return frozenset((worker.engine, worker.incarnation) for report in reports for worker in report.registered)
-
-
 def desired_workers(
     engines: Iterable[EngineView], groups: Mapping[int, GroupState], plan: WeightsPlan
 ) -> RouterDesired:
@@ -82,46 +74,6 @@ def desired_workers(
     # Labels are left out: a router must not drop a worker, and the requests that wait at it, for a new label.
     identity = json.dumps(sorted((worker.url, worker.api_key, worker.engine) for worker in workers))
     return RouterDesired(lease_term=0, id=hashlib.sha256(identity.encode()).hexdigest()[:24], workers=workers)
-
-
-def all_in_step(desired: RouterDesired, observed: Observed) -> bool:
-    """Whether every router pod that can take requests has exactly these workers."""
-    reports = observed.routers
-    taking = [pod for pod in observed.router_pods if takes_requests(pod, observed)]
-    return all(p.uid in reports and p.uid not in observed.untold and _has(desired, reports[p.uid]) for p in taking)
-
-
-def words(desired: RouterDesired, observed: Observed) -> tuple[str, ...]:
-    """What routers that do not have exactly these workers say of it themselves, a few of them."""
-    said = [*observed.parting]
-    external = observed.external_router
-    if external is not None and external.message:
-        said.append(external.message)
-    for pod in observed.router_pods:
-        report = observed.routers.get(pod.uid)
-        if report is not None and not _has(desired, report) and report.message:
-            said.append(f"router pod {pod.name}: {report.message}")
-        elif report is None and pod.uid in observed.silent:
-            said.append(f"router pod {pod.name}: {observed.silent[pod.uid]}")
-    return tuple(said[:WORDS_SHOWN])
-
-
-def takes_requests(pod: PodView, observed: Observed) -> bool:
-    """Whether requests may come through this router pod: its Service names it, or its router runs and serves
-    connections of before, which it does for a while after its end was ordered, too. Of a pod that should end and is not
-    heard the node is lost. One that is not running, not ready and not heard has no workers: its sidecar registers
-    before it becomes ready."""
-    if pod.phase in ("Failed", "Succeeded"):
-        return False
-    if pod.uid in observed.routers:
-        return True
-    runs = pod.ready or any(container.name == CONTAINER_ROUTER and container.running for container in pod.containers)
-    return runs and (not pod.terminating or pod.uid not in observed.silent)
-
-
-def _has(desired: RouterDesired, report: RouterReport) -> bool:
-    # A router that is down has no workers at all; its sidecar registers the desired ones when it is back.
-    return report.desired_id == desired.id and (report.in_step or not report.router_up)
 
 
 def _label(engine: EngineView, plan: WeightsPlan) -> str:
