@@ -213,11 +213,11 @@ async def test_a_plan_waits_for_the_end_of_a_burst_of_reports_and_not_for_one_th
         if left:
             loop.call_soon(report, left - 1)
 
-    bench.reconciler._plan_seconds[KEY] = 0.06
+    bench.reconciler.bursts.planned(KEY, 0, 0.06)
     report(4)
     await bench.reconcile()
     assert told == [1] * 5, "all before the second plan"
-    bench.reconciler._plan_seconds[KEY] = 0.06
+    bench.reconciler.bursts.planned(KEY, 0, 0.06)
     report(60)
     await bench.reconcile()
     assert told[5:].count(2) < 30

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from ..protocol.routing import RouterDesired, RouterReport
 from ..resources.context import FleetContext
 from ..transitions.observed import Observed, PodView
 from ..transitions.planned import EventNote, Plan
+from .bursts import Bursts
 from .caches import Caches
 from .cluster_keys import ClusterKeys
 from .events import EventRecorder
@@ -38,12 +38,18 @@ log = logging.getLogger(__name__)
 WARM_UP_SECONDS = 3.0  # for so long a new leader waits for the first answers of a fleet's pods
 REPLANS = 3  # in one pass, when others keep changing the resource
 INVALID_SECONDS = 60.0
-LONGEST_BURST_SECONDS = 0.25
-BURST_PLANS = 4.0  # for as long as so many plans take, reports that still come in are waited for
-QUIET_PLANS = 0.1  # of the time that a plan takes: a burst of which nothing came for so long is over
-QUIET_TURNS = 3  # of the event loop: it takes as many from an answer's arrival to its being read
 
 Planner = Callable[[Observed, datetime], Plan]
+
+
+@dataclass
+class _Linked:
+    """What is remembered of a fleet whose pods are linked to. audience: of their tokens. warming_since: None once their
+    first answers are waited for no longer."""
+
+    audience: str
+    warming_since: float | None
+    pods: tuple[PodView, ...] | None = None
 
 
 @dataclass
@@ -65,15 +71,14 @@ class Reconciler:
     on_read: Callable[[Object], None]
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
-    _linked: dict[FleetKey, str] = field(default_factory=dict)
-    _linked_pods: dict[FleetKey, tuple[PodView, ...]] = field(default_factory=dict)
-    _warming: dict[FleetKey, float] = field(default_factory=dict)
-    _plan_seconds: dict[FleetKey, float] = field(default_factory=dict)
-    _planned_news: dict[FleetKey, int] = field(default_factory=dict)
+    _linked: dict[FleetKey, _Linked] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.bursts = Bursts(self.agents.news, self.clock)
 
     async def reconcile(self, key: FleetKey) -> Outcome:
         """Raises NotLeading, ExecutionFailed and KubeError; the caller tries again. WentBack is final."""
-        await self._burst_is_over(key)
+        await self.bursts.over(key)
         for _ in range(REPLANS):
             rollout = self.rollouts.get(key)
             if rollout is None or rollout.deleting:
@@ -85,33 +90,18 @@ class Reconciler:
                 self.events.record(rollout.object, EventNote("Warning", "InvalidResource", str(error)))
                 return Outcome(INVALID_SECONDS)
             pods = self.caches.pods_of(key)
-            self._link(key, rollout, pods)
-            waiting = self._warming_up(key)
+            waiting = self._warming_up(key, self._link(key, rollout, pods))
             if waiting is not None:
                 return Outcome(waiting)
-            began, self._planned_news[key] = self.clock(), self.agents.news(key)
+            began, news = self.clock(), self.agents.news(key)
             plan = self.planner(self._observe(key, rollout, pods), self.now())
-            self._plan_seconds[key] = self.clock() - began
+            self.bursts.planned(key, news, self.clock() - began)
             try:
                 return await self.executor.execute(key, rollout, plan)
             except Overtaken as error:
                 log.info("%s/%s: planning again: %s", *key, error)
                 await self._read_again(key)
         return Outcome(0.0)
-
-    async def _burst_is_over(self, key: FleetKey) -> None:
-        """Lets reports that come now be read first, for as long as a few plans take at most: the engines of a large
-        fleet report at one time, and a plan for each handful of them would delay the one that counts."""
-        plan_seconds = self._plan_seconds.get(key, 0.0)
-        until = self.clock() + min(BURST_PLANS * plan_seconds, LONGEST_BURST_SECONDS)
-        pauses = (*[0.0] * QUIET_TURNS, QUIET_PLANS * plan_seconds)
-        heard, quiet = self.agents.news(key), 0
-        if heard == self._planned_news.get(key, 0):
-            return
-        while quiet < len(pauses) and self.clock() < until:
-            await asyncio.sleep(pauses[quiet])
-            before, heard = heard, self.agents.news(key)
-            quiet = quiet + 1 if heard == before else 0
 
     def _observe(self, key: FleetKey, rollout: Rollout, pods: tuple[PodView, ...]) -> Observed:
         agents, routers = self.agents.of(key), self.routers.of(key)
@@ -143,36 +133,35 @@ class Reconciler:
             trust=self.keys.trust(uid),
         )
 
-    def _link(self, key: FleetKey, rollout: Rollout, pods: tuple[PodView, ...]) -> None:
+    def _link(self, key: FleetKey, rollout: Rollout, pods: tuple[PodView, ...]) -> _Linked:
         """Links to every pod that has an address, the terminating ones too: they still report their draining."""
         audience = fleet_protocol.audience(rollout.uid)
-        before = self._linked.get(key)
-        if before != audience:
-            if before is not None:
-                self.tokens.forget(before)
-            self._linked[key] = audience
-            self._warming[key] = self.clock()
+        linked = self._linked.get(key)
+        if linked is None or linked.audience != audience:
+            if linked is not None:
+                self.tokens.forget(linked.audience)
+            linked = self._linked[key] = _Linked(audience, warming_since=self.clock())
         self.external.sync(key, rollout.model)
-        if before == audience and self._linked_pods.get(key) is pods:
-            return
-        self._linked_pods[key] = pods
+        if linked.pods is pods:
+            return linked
+        linked.pods = pods
         reachable = [pod for pod in pods if pod.ip and pod.phase not in ("Failed", "Succeeded")]
         target = partial(Target, audience=audience)
         self.agents.sync(
             key, {pod.uid: target(pod.uid, pod.name, pod.ip) for pod in reachable if pod.engine is not None}
         )
         self.routers.sync(key, {pod.uid: target(pod.uid, pod.name, pod.ip) for pod in reachable if pod.engine is None})
+        return linked
 
-    def _warming_up(self, key: FleetKey) -> float | None:
+    def _warming_up(self, key: FleetKey, linked: _Linked) -> float | None:
         """Seconds to wait for the first answers; None: no more. Planned without them, a fleet that serves would look
         like one that does not."""
-        since = self._warming.get(key)
-        if since is None:
+        if linked.warming_since is None:
             return None
-        left = since + WARM_UP_SECONDS - self.clock()
+        left = linked.warming_since + WARM_UP_SECONDS - self.clock()
         settled = self.agents.settled(key) and self.routers.settled(key) and self.external.settled(key)
         if settled or left <= 0:
-            del self._warming[key]
+            linked.warming_since = None
             return None
         return left
 
@@ -192,10 +181,7 @@ class Reconciler:
         self.external.sync(key, None)
         self.executor.forget(key)
         self.caches.forget(key)
-        self._linked_pods.pop(key, None)
-        self._warming.pop(key, None)
-        self._plan_seconds.pop(key, None)
-        self._planned_news.pop(key, None)
-        audience = self._linked.pop(key, None)
-        if audience is not None:
-            self.tokens.forget(audience)
+        self.bursts.forget(key)
+        linked = self._linked.pop(key, None)
+        if linked is not None:
+            self.tokens.forget(linked.audience)
