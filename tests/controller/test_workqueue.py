@@ -67,7 +67,7 @@ class QueueMachine(RuleBasedStateMachine):
     def done(self, data: st.DataObject) -> None:
         key = data.draw(st.sampled_from(sorted(self.taken)))
         self.taken.discard(key)
-        self.queue.done(key, self.now)
+        self.queue.done(key)
 
     @invariant()
     def counts(self) -> None:
@@ -96,7 +96,7 @@ def test_only_what_was_not_there_wakes_a_worker() -> None:
     assert not queue.add("a", Priority.SPEC, 0.0)
     assert queue.pop(0.0) == ("a", 0.0)
     assert not queue.add("a", Priority.STATE, 0.0)
-    queue.done("a", 0.0)
+    queue.done("a")
     assert queue.pop(0.0) == ("a", 0.0)
 
 

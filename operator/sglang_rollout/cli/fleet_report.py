@@ -67,7 +67,7 @@ def report(rollout: SGLangRollout) -> FleetReport:
         answered=answered,
         ready=answered and _holds(condition, metadata.generation),
         reason=condition.reason if condition else "",
-        message=_message(condition, answered, status),
+        message=_message(condition, answered),
         wanted=Wanted(
             replicas=spec.replicas,
             execution_state=spec.execution.state,
@@ -89,7 +89,7 @@ def _holds(condition: Condition | None, generation: int) -> bool:
     return condition is not None and condition.status == "True" and condition.observed_generation >= generation
 
 
-def _message(condition: Condition | None, answered: bool, status: Status) -> str:
+def _message(condition: Condition | None, answered: bool) -> str:
     if condition is None:
         return "the operator has not looked at this fleet yet: is it running?"
     if not answered:

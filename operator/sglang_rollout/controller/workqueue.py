@@ -92,7 +92,7 @@ class QueueState(Generic[K]):
                 return key, since
         return None
 
-    def done(self, key: K, now: float) -> None:
+    def done(self, key: K) -> None:
         self._processing.discard(key)
         again = self._again.pop(key, None)
         if again is not None:
@@ -165,7 +165,7 @@ class WorkQueue(Generic[K]):
         return None
 
     def done(self, key: K) -> None:
-        self._state.done(key, self._clock())
+        self._state.done(key)
         self._wake.set()
         if self._state.processing == 0:
             self._idle.set()

@@ -89,14 +89,14 @@ async def supervise(arguments: Sequence[str], settings: RouterSettings) -> int:
         )
         return gateway.returncode or haproxy.returncode or 1
     except asyncio.CancelledError:
-        return await _drain(gateway, settings)
+        return await _drain(gateway)
     finally:
         watch.cancel()
         for process in (gateway, haproxy):
             await _stop(process)
 
 
-async def _drain(gateway: asyncio.subprocess.Process, settings: RouterSettings) -> int:
+async def _drain(gateway: asyncio.subprocess.Process) -> int:
     """smg goes on routing for five seconds, until no one sends to this pod any more, then waits for what runs."""
     log.info("stopping: waiting for running requests")
     with suppress(ProcessLookupError):
