@@ -9,6 +9,7 @@ import hmac
 import logging
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,17 @@ class Outcome:
 
 
 @dataclass
+class _Last:
+    """What was done for a fleet last, and when. rest_done: all that is no order. wanted: its children. left_out:
+    engines that the routers must not have, and why."""
+
+    status_written: float = float("-inf")
+    rest_done: float = float("-inf")
+    wanted: set[ChildKey] = field(default_factory=set)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
 class Executor:
     """on_written: told of the resource as the API server answered a status write."""
 
@@ -73,18 +85,15 @@ class Executor:
     on_written: Callable[[Object], None]
     clock: Callable[[], float] = time.monotonic
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32))
-    _status_written: dict[FleetKey, float] = field(default_factory=dict)
-    _rest_done: dict[FleetKey, float] = field(default_factory=dict)
+    _last: dict[FleetKey, _Last] = field(default_factory=lambda: defaultdict(_Last))
     _deleted: dict[str, float] = field(default_factory=dict)
-    _wanted: dict[FleetKey, set[ChildKey]] = field(default_factory=dict)
-    _left_out: dict[FleetKey, Mapping[str, str]] = field(default_factory=dict)
 
     async def execute(self, key: FleetKey, rollout: Rollout, plan: Plan) -> Outcome:
         """Raises NotLeading, Overtaken, ExecutionFailed. Overtaken of a decision: nothing else was done."""
         self._must_lead()
         if plan.decision:
             await self._write_status(key, rollout, plan.status.to_object())
-            self._rest_done[key] = self.clock()  # what people and pods wait for is done by it
+            self._last[key].rest_done = self.clock()  # what people and pods wait for is done by it
         self.agents.want(key, plan.agents)
         self.routers.want(key, plan.routers)
         self.external.want(key, plan.external_router)
@@ -109,7 +118,7 @@ class Executor:
             failures += await _gathered(self._delete(key[0], order) for order in plan.deletes)
         again = soonest(again, write_later)
         self._tell_events(rollout, plan)
-        self._rest_done[key] = self.clock()
+        self._last[key].rest_done = self.clock()
         if failures:
             raise ExecutionFailed("; ".join(failures), again)
         return Outcome(again)
@@ -119,7 +128,7 @@ class Executor:
         told = rollout.model.status.weights
         if not only_orders_count(told.phase if told else "", plan):
             return 0.0
-        return self._rest_done.get(key, float("-inf")) + STILL_SECONDS - self.clock()
+        return self._last[key].rest_done + STILL_SECONDS - self.clock()
 
     def _tell_events(self, rollout: Rollout, plan: Plan) -> None:
         for note in plan.events:
@@ -127,11 +136,11 @@ class Executor:
 
     def _tell_left_out(self, key: FleetKey, left_out: Mapping[str, str]) -> None:
         """For the log: the status may be written too late to show what was so for a moment."""
-        before = self._left_out.get(key, {})
+        before = self._last[key].left_out
         for engine in sorted(left_out.keys() | before.keys()):
             if (why := left_out.get(engine)) != before.get(engine):
                 log.info("%s/%s: %s %s", *key, engine, f"is kept out of the routers: {why}" if why else "is routable")
-        self._left_out[key] = left_out
+        self._last[key].left_out = left_out
 
     def peer_key(self, rollout: Rollout) -> str:
         """What agents of one fleet show each other. It lives as long as this process: the next leader gives another."""
@@ -139,21 +148,19 @@ class Executor:
 
     def apply_errors(self, key: FleetKey) -> Mapping[tuple[str, str], str]:
         """By (kind, name): children that the API server refused at their last apply."""
-        return self.applier.errors(key[0], self._wanted.get(key, set()))
+        return self.applier.errors(key[0], self._last[key].wanted)
 
     def forget(self, key: FleetKey) -> None:
         """The resource is gone."""
-        self.applier.forget(self._wanted.pop(key, set()))
-        self._status_written.pop(key, None)
-        self._rest_done.pop(key, None)
-        self._left_out.pop(key, None)
+        if last := self._last.pop(key, None):
+            self.applier.forget(last.wanted)
         self.external.want(key, None)
 
     # Children
 
     async def _apply_children(self, key: FleetKey, rollout: Rollout, plan: Plan) -> tuple[list[str], float | None]:
         """What failed, and seconds until the children must be looked at again."""
-        self._wanted[key] = {child_key(manifest) for manifest in plan.applies}
+        wanted = self._last[key].wanted = {child_key(manifest) for manifest in plan.applies}
         due = [manifest for manifest in plan.applies if self.applier.is_due(manifest)]
         supporting = {kind.kind for kind in SUPPORTING_KINDS}
         due.sort(key=lambda manifest: manifest["kind"] not in supporting)
@@ -163,7 +170,7 @@ class Executor:
         rest = [manifest for manifest in now if manifest["kind"] not in supporting]
         failures = await _gathered(self._apply(manifest, rollout.uid) for manifest in first)
         failures += await _gathered(self._apply(manifest, rollout.uid) for manifest in rest)
-        return failures, 0.0 if later else self.applier.retry_after(self._wanted[key])
+        return failures, 0.0 if later else self.applier.retry_after(wanted)
 
     async def _apply(self, manifest: Mapping[str, Any], owner_uid: str) -> str:
         self._must_lead()
@@ -197,7 +204,7 @@ class Executor:
         before, after = rollout.status, plan.status.to_object()
         if before == after:
             return "", None
-        age = self.clock() - self._status_written.get(key, float("-inf"))
+        age = self.clock() - self._last[key].status_written
         wait = 0.0 if plan.events else may_wait(before, after) - age
         if wait > 0:
             return "", wait
@@ -224,7 +231,7 @@ class Executor:
             written = await self.kube.apply(ROLLOUT, body, names.FIELD_MANAGER_STATUS, "status", strict=False)
         except (Conflict, NotFound) as error:
             raise Overtaken(str(error)) from error
-        self._status_written[key] = self.clock()
+        self._last[key].status_written = self.clock()
         self.on_written(written)
 
     def _must_lead(self) -> None:
