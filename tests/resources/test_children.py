@@ -107,7 +107,7 @@ def test_engine_and_agent_share_image_memory_and_model() -> None:
         assert shared <= mounts.keys()
         assert mounts["/models"]["readOnly"] is True
     memory = {one["name"] for one in template["spec"]["volumes"] if one.get("emptyDir", {}).get("medium") == "Memory"}
-    assert {"rollout-run", "rollout-shm"} == memory
+    assert memory == {"rollout-run", "rollout-shm", "rollout-state"}
 
 
 @pytest.mark.parametrize(("medium", "program"), [("Host", "agent"), ("Device", "agent.supervisor"), ("None", "agent")])
