@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import logging
 import os
 import signal
 import sys
@@ -111,6 +112,7 @@ def _made(shape: str, values: Values, device: str) -> Iterator[tuple[str, torch.
 
 
 if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     given = json.loads(sys.argv[1])
     Trainer(given["shape"], given["device"]).run()
     os._exit(0)

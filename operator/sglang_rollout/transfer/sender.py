@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -18,6 +19,7 @@ from .digests import ALGORITHMS, BLAKE2B, BLOCK_SUMS, XXH3
 from .groups import GroupKeeper, NoTransport
 from .manifest import Bucket, Manifest, ManifestRefused
 from .reception import Arrivals, Reception, refuse
+from .send_times import SendTimes
 from .session import Announced, End, Go, SessionError
 from .transports import SendingGroup, TransportBroken
 
@@ -30,6 +32,8 @@ REGROUPS = 8
 _ON_HOST = (XXH3, BLOCK_SUMS, BLAKE2B)  # the fastest first
 _ON_GPU = (BLOCK_SUMS,)
 STUCK_SECONDS = 5.0  # after which the thread of an aborted transfer is left to itself
+
+log = logging.getLogger(__name__)
 
 
 class Outgoing(Protocol):
@@ -141,13 +145,14 @@ class _Cast:
         self._kept: dict[int, _Kept] = {}
         self._sent: list[Bucket] = []
         self._regroups = 0
-        self._begun = time.monotonic()
+        self._times = SendTimes(time.monotonic)
         self.digest = ""
 
     async def run(self, outgoing: AsyncIterator[Outgoing]) -> SendReport:
         await self._gather_members()
         self._late = asyncio.create_task(self._refuse_late())
         await self._through(self._nothing)
+        self._times.mark("joined")
         async for one in outgoing:
             number = len(self._sent)
             self._sent.append(one.bucket)
@@ -158,8 +163,10 @@ class _Cast:
         manifest = Manifest(tuple(self._sent), self.digest)
         end = End(manifest.root, self._sending.aliases)  # worked out while the last buckets travel
         await self._through(self._all_taken)
+        self._times.mark("all taken")
         await self._audience.tell(self._audience.living, lambda _: end)
         await self._through(self._all_sealed)
+        self._times.mark("sealed")
         return self._report(manifest)
 
     # --- who takes part ---
@@ -199,7 +206,7 @@ class _Cast:
             audience.add(link, hello)
         for link, _ in other:
             await refuse(link, "another transaction of this version is being sent")
-        self._begun = time.monotonic()
+        self._times = SendTimes(time.monotonic)
 
     async def _refuse_late(self) -> None:
         while True:
@@ -278,6 +285,7 @@ class _Cast:
             audience.under_way(number)
             await audience.tell(audience.living, lambda _: Announced.of(number, kept.bucket, kept.details))
             kept.announced = True
+            self._times.mark("last bucket announced" if number else "first")
         for earlier in [n for n in self._kept if n < number]:
             await self._send_off(earlier)
         if number in self._kept and (group.pulled or not self._travelling()):
@@ -313,6 +321,7 @@ class _Cast:
         return any(not transfer.done() for transfer in self._transfers)
 
     def _load(self, kept: _Kept, group: SendingGroup) -> dict[str, str]:
+        begun = time.monotonic()
         algorithm = "" if kept.bucket.digest else self.digest
         if group.gpu:
             pieces: Sequence[Any] = [group.buffer(kept.number, kept.bucket.size)]
@@ -322,7 +331,9 @@ class _Cast:
             digest = kept.outgoing.digest(algorithm, pieces) if algorithm else ""
         if digest:
             self._sent[kept.number] = kept.bucket = Bucket(kept.bucket.tensors, digest)
-        return group.load(kept.number, pieces)
+        details = group.load(kept.number, pieces)
+        self._times.packing += time.monotonic() - begun
+        return details
 
     async def _landed(self, but: int = 0) -> None:
         """All that travel, `but` so many, have been sent off whole."""
@@ -368,18 +379,19 @@ class _Cast:
         sealed = [member.sealed for member in self._audience.living if member.sealed is not None]
         if len({one.root for one in sealed}) > 1:
             raise SessionError(f"the agents hold different weights: {', '.join(sorted({s.root[:12] for s in sealed}))}")
+        log.info("sent %s by %s: %s", self._sending.version, self._groups.transport, self._times.words())
         return SendReport(
             transaction=self._audience.living[0].hello.transaction,
             root=sealed[0].root,
             size=manifest.size,
-            seconds=time.monotonic() - self._begun,
+            seconds=self._times.seconds,
             transport=self._groups.transport,
             nonfinite=sealed[0].nonfinite,
             deliveries=self.deliveries(),
         )
 
     def deliveries(self) -> tuple[Delivery, ...]:
-        spent = time.monotonic() - self._begun
+        spent = self._times.seconds
         return tuple(Delivery(m.name, m.gone, spent) for m in self._audience.members.values())
 
     async def close(self, reason: str, lasting: bool) -> None:
