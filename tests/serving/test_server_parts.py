@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +66,15 @@ def test_a_private_file_is_private_whatever_was_there(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_write_that_fails_says_of_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path / 'file'}'"):
+        write_private(tmp_path / "file", b"new")
 
 
 async def test_a_change_answers_everyone_who_waits() -> None:

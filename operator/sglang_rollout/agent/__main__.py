@@ -31,8 +31,21 @@ def main() -> int:
     except (KeyError, ValueError) as error:
         logging.getLogger(__name__).error("the pod's environment is not complete: %r", error)
         return 2
-    asyncio.run(serve(settings))
+    try:
+        asyncio.run(serve(settings))
+    except ExceptionGroup as failure:
+        log = logging.getLogger(__name__)
+        log.exception("the agent cannot go on")
+        log.error("the agent cannot go on: %s", "; ".join(causes(failure)))  # last: it is what the status shows
+        return 1
     return 0
+
+
+def causes(failure: Exception) -> list[str]:
+    """What went wrong in the tasks of a group, each in a few words."""
+    if isinstance(failure, ExceptionGroup):
+        return [cause for inner in failure.exceptions for cause in causes(inner)]
+    return [f"{type(failure).__name__}: {failure}"]
 
 
 if __name__ == "__main__":

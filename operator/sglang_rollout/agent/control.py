@@ -57,6 +57,7 @@ class Control:
         self._lease_term = lease_term
         self._woken = asyncio.Event()
         self.launches = LaunchRequests(gate, actor, clock, self._publish, self._woken.set)
+        self._failure: OSError | None = None
         self._pod_ends = False
         self._is_drained = asyncio.Event()
         self._message = ""
@@ -91,6 +92,12 @@ class Control:
         self._woken.set()
         self._publish()
         return self.board.report
+
+    def give_up(self, error: OSError) -> None:
+        """What must outlive this process cannot be written: an agent that obeys nobody must not seem well. The loop
+        ends by it, and so does the process."""
+        self._failure = error
+        self._woken.set()
 
     async def drain(self) -> None:
         """The pod ends: returns when nothing runs any more, or when the time for it is over."""
@@ -154,6 +161,8 @@ class Control:
     async def _loop(self) -> None:
         while True:
             self._woken.clear()
+            if self._failure is not None:
+                raise self._failure
             await self._watch.observe()
             self._kills.follow()
             if self._actor.must_register(self._facts):

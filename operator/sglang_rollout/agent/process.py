@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import AsyncIterator
@@ -83,8 +82,7 @@ async def running_agent(settings: AgentSettings, host: str) -> AsyncIterator[asy
             control.close()
             if loop is not None:
                 loop.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await loop
+                await asyncio.wait([loop])  # its failure is the caller's: what follows must be done all the same
             await launcher.cleanup()
             await operator.cleanup()
             await actor.close()

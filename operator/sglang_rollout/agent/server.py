@@ -44,8 +44,12 @@ def operator_app(
 
     async def put_desired(request: web.Request) -> web.Response:
         desired = loads(AgentDesired, await request.read())
-        terms.accept(desired.lease_term, desired.serial)
-        return report_response(control.accept(replace(desired, serial=0)))
+        try:
+            terms.accept(desired.lease_term, desired.serial)
+            return report_response(control.accept(replace(desired, serial=0)))
+        except OSError as error:
+            control.give_up(error)
+            raise
 
     open_paths = {pod.PATH_LIVE, pod.PATH_READY, pod.PATH_IDENTITY}
     app = web.Application(
