@@ -25,7 +25,7 @@ from .wire_bench import Bench, Engines
 MIB = 1 << 20
 MODES = (PauseMode.RETRACT, PauseMode.IN_PLACE)
 CPU_BUCKET_BYTES = MIB // 4  # of the tiny shape
-REPEAT_SECONDS = 10.0  # for all modes once
+REPEAT_SECONDS = 7.0  # for all modes once
 GIVEN_BACK_SECONDS = 2.0  # until memory that nobody has mapped is free again
 
 
@@ -100,7 +100,7 @@ async def several(bench: OneGpu, size: int | None, repeats: int) -> list[dict[st
     return rows
 
 
-async def checked(bench: OneGpu, size: int) -> dict[str, Any]:
+async def checked(bench: OneGpu, size: int | None) -> dict[str, Any]:
     """The version that the engine loaded from disk at first, by SGLang's own checksum."""
     row = await handed_over(bench, size, PauseMode.RETRACT, "v1")
     return row | {"checksum as loaded from disk": await bench.checksums(bench.pod) == bench.from_disk}
@@ -115,16 +115,6 @@ async def trainer_ended(bench: OneGpu) -> dict[str, Any]:
     return found | {"GiB used after": bench.used()}
 
 
-def default_bucket() -> dict[str, Any]:
-    """What the client would choose now for tensors of this GPU."""
-    import torch
-
-    from sglang_rollout.transfer.outgoing import bucket_bytes_for
-
-    free = torch.cuda.mem_get_info()[0]
-    return {"free, GiB": round(free / 2**30, 1), "MiB": bucket_bytes_for(torch.zeros(1, device="cuda")) / MIB}
-
-
 async def run(given: argparse.Namespace) -> int:
     bench = OneGpu(given.work, shape=given.shape, cpu=given.cpu, streams=given.streams)
     async with running(bench, given.out, given.seconds) as results:
@@ -135,15 +125,12 @@ async def run(given: argparse.Namespace) -> int:
 
 async def measure(bench: OneGpu, results: Results, repeats: int) -> None:
     """A step for each size of buckets. What a run that is cut short should tell comes first."""
-    step, whole = results.step, (bench.size // MIB + 64) * MIB
-    middle = CPU_BUCKET_BYTES if bench.cpu else 2048 * MIB
-    await step("first", partial(handed_over, bench, whole, MODES[0]), 10.0)
-    await step("whole", partial(several, bench, whole, repeats), REPEAT_SECONDS * repeats)
-    await step("checksum", partial(checked, bench, whole), 15.0)
-    await step(f"buckets of {middle / MIB:g} MiB", partial(several, bench, middle, repeats), REPEAT_SECONDS * repeats)
-    if not bench.cpu:
-        await step("default bucket", partial(asyncio.to_thread, default_bucket), 2.0)
-    await step("buckets of the default size", partial(several, bench, None, repeats), REPEAT_SECONDS * repeats)
+    step = results.step
+    await step("first", partial(handed_over, bench, None, MODES[0]), 6.0)
+    await step("as the client chooses", partial(several, bench, None, repeats), REPEAT_SECONDS * repeats)
+    await step("checksum", partial(checked, bench, None), 10.0)
+    for size in (2048 * MIB, 1024 * MIB) if not bench.cpu else (CPU_BUCKET_BYTES,):
+        await step(f"buckets of {size / MIB:g} MiB", partial(several, bench, size, repeats), REPEAT_SECONDS * repeats)
     await step("trainer ended", partial(trainer_ended, bench), 3.0)
 
 

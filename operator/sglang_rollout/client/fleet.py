@@ -126,7 +126,8 @@ class RolloutFleet:
         bucket at a time, always to its end. A tensor must not be written again before this returns. Direct and
         Colocated need a mapping or a function, since they go through it more than once.
         bucket_bytes: of what travels at once, at least 64 KiB; None: 256 MiB from host memory, and from a GPU 1 GiB or
-        what a sixteenth of its free memory is. timeout: for all of it, in seconds.
+        what a sixteenth of its free memory is, Colocated all at once where half of it is enough.
+        timeout: for all of it, in seconds.
         senders, rank: where several ranks send, sender_address of each in the same order everywhere, and this one's
         place; the ranks' tensors add up to the model. Rank 0 asks the fleet.
         Raises PublishRefused for bad input (nothing was changed), PublishFailed, PublishTimedOut, FleetUnreachable.
