@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from sglang_rollout.client.live import handed_over_at_once
-from sglang_rollout.transfer import outgoing
 from sglang_rollout.transfer.live_weights import LiveWeights
 from sglang_rollout.transfer.outgoing import bucket_bytes_for, buckets_of
 
@@ -45,15 +44,6 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, all
 )
 def test_what_is_handed_over(free: int, whole: int, size: int) -> None:
     assert handed_over_at_once(free, whole) == size
-
-
-def test_the_first_one_on_a_gpu_is_smaller_if_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outgoing, "bucket_bytes_for", lambda first: GIB)
-    tensor: Any = SimpleNamespace(is_cuda=True)
-    assert outgoing._limits(None, tensor) == (GIB // 4, GIB)
-    assert outgoing._limits(3 * GIB, tensor) == (3 * GIB, 3 * GIB)
-    assert outgoing._limits(lambda first: 2 * GIB, tensor) == (2 * GIB, 2 * GIB)
-    assert outgoing._limits(None, SimpleNamespace(is_cuda=False)) == (GIB, GIB)
 
 
 def test_in_host_memory() -> None:

@@ -17,7 +17,6 @@ HOST_BUCKET = 256 << 20
 GPU_BUCKET = 1 << 30
 LEAST_GPU_BUCKET = 64 << 20
 LARGE = 1 << 20  # of a tensor: ordering a copy of its own takes less than copying it
-FIRST_SHARE = 4  # of such a bucket that the first one is: nothing travels before it is packed
 GPU_SHARE = 16  # of free memory that one bucket may take: four are kept at once
 
 _NAMES = {getattr(torch, kind.torch): name for name, kind in DTYPES.items() if hasattr(torch, kind.torch)}
@@ -58,34 +57,27 @@ def buckets_of(
     named: Iterable[tuple[str, Any]], bucket_bytes: int | Callable[[torch.Tensor], int] | None
 ) -> Iterator[TensorBucket]:
     """As the tensors come; one that is larger than a bucket gets one of its own. bucket_bytes: a function tells it from
-    the first tensor; None: bucket_bytes_for(), and on a GPU less for the first one. Raises ManifestRefused."""
+    the first tensor; None: bucket_bytes_for(). Raises ManifestRefused."""
     waiting: list[tuple[Tensor, torch.Tensor]] = []
-    size = limit = later = 0  # bytes; both limits are told by the first tensor
+    size = limit = 0
     seen: set[str] = set()
     for name, tensor in named:
         one = described(name, tensor)
         if name in seen:
             raise ManifestRefused(f"tensor {name} is there twice: send each name once")
         seen.add(name)
-        if not later:
-            limit, later = _limits(bucket_bytes, tensor)
+        limit = limit or _limit(bucket_bytes, tensor)
         if waiting and size + one.size > limit:
             yield TensorBucket(waiting)
             waiting, size = [], 0
-            limit = later
         waiting.append((one, tensor.detach()))
         size += one.size
     if waiting:
         yield TensorBucket(waiting)
 
 
-def _limits(bucket_bytes: int | Callable[[torch.Tensor], int] | None, first: torch.Tensor) -> tuple[int, int]:
-    """Of the first bucket and of those after it."""
-    if isinstance(bucket_bytes, int):
-        return bucket_bytes, bucket_bytes
-    usual = (bucket_bytes or bucket_bytes_for)(first)
-    smaller = bucket_bytes is None and first.is_cuda
-    return max(LEAST_GPU_BUCKET, usual // FIRST_SHARE) if smaller else usual, usual
+def _limit(bucket_bytes: int | Callable[[torch.Tensor], int] | None, first: torch.Tensor) -> int:
+    return bucket_bytes if isinstance(bucket_bytes, int) else (bucket_bytes or bucket_bytes_for)(first)
 
 
 class TensorBucket:

@@ -14,14 +14,11 @@ from typing import Any
 
 from ..cuda_driver import CudaDriver, CudaError
 from ..manifest import Bucket
-from ..stage_index import ALIGNMENT
 from . import PEER_COPY, Meeting, Target, TransportBroken, TransportUnable
 from .exported import ExportedBuckets, ExportPool
 
 POLL_SECONDS = 0.0001
 LANES = 2  # the next copy is under way when one is seen to have ended
-STREAMS = 2  # of one copy: a GPU that decodes as well gives its copy engines out by turns
-LEAST_PART = 32 << 20  # bytes of a copy that a stream of its own is worth
 PROBE_BYTES = 1 << 20
 _PROCESS = secrets.token_hex(8)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # the same in all containers of a host
@@ -174,13 +171,11 @@ class PeerCopyReceiver:
     def _copy(self, into: Any, source: Any, end: float) -> None:
         import torch
 
-        under_way = []
-        for part in _parts(len(into)):
-            stream = torch.cuda.Stream(self._device)
-            with torch.cuda.stream(stream):
-                into[part].copy_(source[part], non_blocking=True)
-            under_way.append(stream.record_event())
-        while not all(done.query() for done in under_way):
+        stream = torch.cuda.Stream(self._device)
+        with torch.cuda.stream(stream):
+            into.copy_(source, non_blocking=True)
+        done = stream.record_event()
+        while not done.query():
             if self._aborted.is_set():
                 raise TransportBroken("the transfer was broken off")
             if time.monotonic() > end:
@@ -206,13 +201,6 @@ class PeerCopyReceiver:
             for handle in list(_OPENED[process]):
                 self._close(process, handle)
             del _OPENED[process]
-
-
-def _parts(size: int) -> list[slice]:
-    """Of a copy of so many bytes."""
-    count = max(1, min(STREAMS, size // LEAST_PART))
-    step = -(-size // count // ALIGNMENT) * ALIGNMENT
-    return [slice(begin, min(begin + step, size)) for begin in range(0, size, step)]
 
 
 def _pattern() -> Any:
