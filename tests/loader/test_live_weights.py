@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -89,12 +90,12 @@ def test_the_first_bucket_is_as_it_was_told_of() -> None:
     first = weights.manifest.buckets[0].tensors[0].name
     tensors[first].add_(1)
     assert torch.equal(read_back(weights, [0])[first], some()[first])
-    weights.forget()
+    weights.flat(2)
     with pytest.raises(WeightsChanged, match=f"values of .*{first}"):
         weights.flat(0)
 
 
-def test_what_is_forgotten_is_freed_and_made_anew_when_it_is_asked_for() -> None:
+def test_what_is_forgotten_is_freed_and_not_made_anew() -> None:
     made: list[weakref.ref[torch.Tensor]] = []
 
     def allocate(size: int, device: torch.device) -> torch.Tensor:
@@ -107,8 +108,44 @@ def test_what_is_forgotten_is_freed_and_made_anew_when_it_is_asked_for() -> None
     weights.flat(count - 1)
     weights.forget()
     assert [one() for one in made] == [None] * len(made)
-    for name, tensor in read_back(weights, [*range(count)]).items():
-        assert torch.equal(tensor, some()[name])
+    for number in range(count):
+        with pytest.raises(WeightsChanged, match="not given any more"):
+            weights.flat(number)
+    assert [one() for one in made] == [None] * len(made)
+
+
+def test_nobody_waits_for_an_iterator_of_the_trainer_s_to_forget() -> None:
+    """It may stand for ever, in a collective that other ranks do not come to; what it gives in the end is freed."""
+    inside, goes_on = threading.Event(), threading.Event()
+    passes = 0
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def allocate(size: int, device: torch.device) -> torch.Tensor:
+        made.append(weakref.ref(flat := host(size, device)))
+        return flat
+
+    def one_by_one() -> Iterator[tuple[str, torch.Tensor]]:
+        nonlocal passes
+        passes += 1
+        if passes > 1:
+            inside.set()
+            assert goes_on.wait(10)
+        yield from some().items()
+
+    weights = LiveWeights(one_by_one, 70, allocate)
+    weights.survey()
+    maker = threading.Thread(target=weights.flat, args=(len(weights.manifest.buckets) - 1,))
+    maker.start()
+    assert inside.wait(10)
+    forgetter = threading.Thread(target=weights.forget)
+    forgetter.start()
+    forgetter.join(10)
+    try:
+        assert not forgetter.is_alive()
+    finally:
+        goes_on.set()
+        maker.join(10)
+    assert [one() for one in made] == [None] * len(made)
 
 
 def test_values_that_are_not_finite_are_counted() -> None:

@@ -45,6 +45,7 @@ class LiveWeights:
         self._pass: Iterator[TensorBucket] = iter(())
         self._position = 0
         self._at_hand: dict[int, Any] = {}
+        self._over = False
         self.nonfinite: dict[str, int] = {}
 
     @property
@@ -72,20 +73,34 @@ class LiveWeights:
 
     def flat(self, number: int) -> Any:
         """The bytes of one bucket, not to be changed. Blocks; from any thread. Raises WeightsChanged."""
-        with self._lock:
-            if number not in self._at_hand:
-                self._at_hand = {n: flat for n, flat in self._at_hand.items() if abs(n - number) < AT_HAND}
-                try:
-                    self._at_hand[number] = self._make(number)
-                except BaseException:
-                    self._position = 0  # whoever asks next begins anew
-                    raise
-            return self._at_hand[number]
+        try:
+            with self._lock:
+                if self._over:
+                    raise WeightsChanged("these weights are not given any more: the trainer may write its tensors")
+                if number not in self._at_hand:
+                    self._at_hand = {n: flat for n, flat in self._at_hand.items() if abs(n - number) < AT_HAND}
+                    try:
+                        self._at_hand[number] = self._make(number)
+                    except BaseException:
+                        self._position = 0  # whoever asks next begins anew
+                        raise
+                return self._at_hand[number]
+        finally:
+            if self._over:
+                self._let_go()
 
     def forget(self) -> None:
-        """Lets go of what is at hand: nobody will ask for it any more."""
-        with self._lock:
-            self._at_hand, self._pass, self._position = {}, iter(()), 0
+        """Lets go of what is at hand: nobody gets it any more. Does not block: a thread that makes a bucket, which may
+        be in an iterator of the trainer's, lets go of it by itself."""
+        self._over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                self._at_hand, self._pass, self._position = {}, iter(()), 0
+            finally:
+                self._lock.release()
 
     def _make(self, number: int) -> Any:
         if number < self._position or self._position == 0:
