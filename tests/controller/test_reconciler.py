@@ -314,6 +314,26 @@ async def test_a_deleted_resource_keeps_no_links(bench: Bench) -> None:
     assert not bench.reconciler.agents.of(KEY)
 
 
+@pytest.mark.parametrize(
+    ("finalizers", "driven"),
+    [(["example.org/backup"], True), (["example.org/backup", "foregroundDeletion"], False), (["orphan"], False)],
+)
+async def test_a_deleted_resource_that_others_hold_is_driven_until_its_children_go(
+    bench: Bench, finalizers: list[str], driven: bool
+) -> None:
+    await bench.resource()
+    await bench.reconcile()
+    await bench.pod("fleet-e0-0", names.engine_labels("fleet", 0), answers=False)
+    await bench.reconcile()
+    value = fleets.rollout()
+    deletion = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": finalizers, "generation": 2}
+    value["metadata"] |= deletion
+    bench.rollouts.put(bench.kube.put(ROLLOUT, value))
+    await bench.reconcile()
+    assert bool(bench.reconciler.agents.of(KEY)) is driven
+    assert (bench.seen[-1].rollout.metadata.generation == 2) is driven
+
+
 async def test_a_statefulset_that_cannot_make_pods_says_why(bench: Bench) -> None:
     await bench.resource()
     created = bench.kube.put(STATEFUL_SET, fleets.stateful_set())

@@ -10,6 +10,9 @@ from .kinds import Object, object_key, resource_version
 
 FleetKey = tuple[str, str]
 
+GARBAGE_COLLECTION = frozenset({"foregroundDeletion", "orphan"})
+"""Finalizers under which Kubernetes deletes the children first, or takes their owner from them."""
+
 
 @dataclass(frozen=True)
 class Rollout:
@@ -36,7 +39,11 @@ class Rollout:
 
     @property
     def deleting(self) -> bool:
-        return "deletionTimestamp" in self.object["metadata"]
+        """Whether its children go now, or are let go. While a finalizer of somebody else alone holds it they stay, and
+        are looked after: none may be left in the middle of a move."""
+        metadata = self.object["metadata"]
+        held_by = set(metadata.get("finalizers") or [])
+        return "deletionTimestamp" in metadata and (not held_by or not held_by.isdisjoint(GARBAGE_COLLECTION))
 
 
 @dataclass(frozen=True)
