@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from ..stage_index import StageUnusable, read_index
-from . import Transport, gloo, nccl
+from . import Transport, gloo, nccl, peer_copy
 from .gloo import Gloo
 from .nccl import Nccl
 from .peer_copy import PeerCopy
@@ -35,7 +35,7 @@ def agent_transports(folder: Path) -> list[Transport]:
 
 def stuck() -> bool:
     """Whether something that was aborted may still write to where it was to receive."""
-    return bool(gloo.stuck or nccl.stuck)
+    return bool(gloo.stuck or nccl.stuck or peer_copy.stuck)
 
 
 def _current_gpu() -> int | None:

@@ -18,6 +18,7 @@ from . import PEER_COPY, Meeting, Target, TransportBroken, TransportUnable
 from .exported import ExportedBuckets, ExportPool
 
 POLL_SECONDS = 0.0001
+SETTLE_SECONDS = 0.5  # of a copy that was broken off; less than a receiver waits for its threads
 LANES = 2  # the next copy is under way when one is seen to have ended
 PROBE_BYTES = 1 << 20
 _PROCESS = secrets.token_hex(8)
@@ -114,6 +115,9 @@ class PeerCopySender:
 _POOLS: dict[int, ExportPool] = {}
 """By GPU: what is exported outlives groups, since agents keep it open."""
 
+stuck: list[Any] = []
+"""Ends of copies that were broken off and go on all the same: they may still write to where they were to."""
+
 _OPENED: dict[str, dict[str, int]] = {}
 """Addresses of what this process has opened, by sender's process and handle: opening takes milliseconds."""
 
@@ -171,16 +175,25 @@ class PeerCopyReceiver:
     def _copy(self, into: Any, source: Any, end: float) -> None:
         import torch
 
+        self._go_on(end)
         stream = torch.cuda.Stream(self._device)
         with torch.cuda.stream(stream):
             into.copy_(source, non_blocking=True)
         done = stream.record_event()
-        while not done.query():
-            if self._aborted.is_set():
-                raise TransportBroken("the transfer was broken off")
-            if time.monotonic() > end:
-                raise TransportBroken("the copy did not end in time")
-            time.sleep(POLL_SECONDS)
+        try:
+            while not done.query():
+                self._go_on(end)
+                time.sleep(POLL_SECONDS)
+        except TransportBroken:
+            _see_out(done)
+            raise
+
+    def _go_on(self, end: float) -> None:
+        """Raises TransportBroken."""
+        if self._aborted.is_set():
+            raise TransportBroken("the transfer was broken off")
+        if time.monotonic() > end:
+            raise TransportBroken("the copy did not end in time")
 
     def _open(self, process: str, handle: str) -> int:
         assert self._driver is not None
@@ -201,6 +214,17 @@ class PeerCopyReceiver:
             for handle in list(_OPENED[process]):
                 self._close(process, handle)
             del _OPENED[process]
+
+
+def _see_out(copied: Any) -> None:
+    """Nothing calls a copy back that was ordered: what it writes to must not be another's before it has ended."""
+    stuck.append(copied)
+    until = time.monotonic() + SETTLE_SECONDS
+    while not copied.query():
+        if time.monotonic() > until:
+            return
+        time.sleep(POLL_SECONDS)
+    stuck.remove(copied)
 
 
 def _pattern() -> Any:
