@@ -1,5 +1,5 @@
 """Does the steps that the plan asks for, one at a time, and keeps what has come of them. It decides nothing; what an
-apply may have left behind is on disk before the engine hears of it."""
+apply may have left behind is written down before the engine hears of it."""
 
 from __future__ import annotations
 

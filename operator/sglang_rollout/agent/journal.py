@@ -164,7 +164,7 @@ class JournalFile:
         self._now = self._now.without_older_starts(present)
 
     def save(self) -> None:
-        """On disk before it returns."""
+        """Outlives this process when it returns. Raises OSError."""
         if self._now != self._written:
             write_private(self._path, dumps(self._now))
             self._written = self._now

@@ -1,5 +1,5 @@
-"""The steps that empty an engine and release or resume its memory. What a call may have done is on disk before the
-engine hears of it."""
+"""The steps that empty an engine and release or resume its memory. What a call may have done is written down before
+the engine hears of it."""
 
 from __future__ import annotations
 

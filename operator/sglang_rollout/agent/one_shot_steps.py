@@ -1,5 +1,5 @@
 """The steps of one-shot operations: checks and aborts, which are over with the engine's answer, and profiles and
-flushes, which are looked after until they are. That one was begun is on disk before the engine hears of it."""
+flushes, which are looked after until they are. That one was begun is written down before the engine hears of it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """What the checkpoint holds that the running engine was started from: every later one must have the same tensors. Kept
-on disk, since that checkpoint may be deleted while the engine runs."""
+in a file, since that checkpoint may be deleted while the engine runs."""
 
 from __future__ import annotations
 

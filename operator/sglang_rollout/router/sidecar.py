@@ -54,7 +54,7 @@ class Sidecar:
         return self._router_up and self._was_in_step
 
     def want(self, desired: RouterDesired) -> RouterReport:
-        """Accepts `desired`, on disk before it returns. Raises errors.Superseded."""
+        """Accepts `desired`, in its file before it returns. Raises errors.Superseded."""
         self._terms.accept(desired.lease_term, desired.serial)
         desired = replace(desired, serial=0)
         if desired != self._desired:

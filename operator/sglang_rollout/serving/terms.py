@@ -25,7 +25,7 @@ class LeaseTerms:
         return self._highest
 
     def accept(self, term: int, serial: int = 0) -> None:
-        """Remembers `term`, on disk before it returns. Raises Superseded if a higher one was seen, or a higher
+        """Remembers `term`, in its file before it returns. Raises Superseded if a higher one was seen, or a higher
         `serial` of the same term since this process began: no connection of before can bring an order. Serial 0 is
         that of an operator which does not count."""
         if term < self._highest:

@@ -25,7 +25,7 @@ class WeightsChanged(Exception):
 
 class LiveWeights:
     """`tensors`: by name, or a function that gives (name, tensor) in the same order each time that it is called. They
-    must not change until all engines have them: that is looked at, and refused."""
+    must not change until all engines have them: a bucket that is made again must be what it was, or it is refused."""
 
     def __init__(
         self,
