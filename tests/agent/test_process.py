@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import aiohttp
@@ -45,6 +47,26 @@ async def test_an_agent_that_cannot_keep_its_state_answers_nobody(
     assert name in causes(failure.value)[0]
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(*address)
+
+
+STUCK = """
+import asyncio, sys, threading
+from sglang_rollout.agent import __main__ as agent
+
+async def serve(settings):
+    asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+    raise ExceptionGroup("tasks", [OSError("No space left on device")])
+
+agent.serve = serve
+agent.AgentSettings.read = lambda environment: None
+sys.exit(agent.main())
+"""
+
+
+def test_no_thread_keeps_an_agent_that_cannot_go_on() -> None:
+    ended = subprocess.run([sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout.splitlines()[-1].endswith("the agent cannot go on: OSError: No space left on device")
 
 
 def test_all_causes_are_told_in_one_line() -> None:

@@ -31,14 +31,19 @@ def main() -> int:
     except (KeyError, ValueError) as error:
         logging.getLogger(__name__).error("the pod's environment is not complete: %r", error)
         return 2
+    asyncio.run(_serve_or_end(settings))
+    return 0
+
+
+async def _serve_or_end(settings: AgentSettings) -> None:
     try:
-        asyncio.run(serve(settings))
+        await serve(settings)
     except ExceptionGroup as failure:
         log = logging.getLogger(__name__)
         log.exception("the agent cannot go on")
         log.error("the agent cannot go on: %s", "; ".join(causes(failure)))  # last: it is what the status shows
-        return 1
-    return 0
+        logging.shutdown()
+        os._exit(1)  # a thread may wait for a trainer, and the end of the event loop would wait for the thread
 
 
 def causes(failure: Exception) -> list[str]:
