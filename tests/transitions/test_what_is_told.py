@@ -30,6 +30,15 @@ def phase(fleet: Simulation) -> str:
     return str(fleet.rollout.status.execution_state)
 
 
+def test_an_engine_without_a_label_is_not_said_to_be_at_one() -> None:
+    fleet = Simulation(control="External")
+    fleet.settle()
+    engines_of(fleet)[0].bytes_version = ""
+    fleet.settle(6)
+    (name, message), _ = [(engine.name, engine.message) for engine in fleet.rollout.status.engines]
+    assert (name[-2:], message) == ("e0", "moving to default")
+
+
 def test_a_trainers_own_pause_is_told_and_is_what_is_wanted() -> None:
     fleet = Simulation(control="External")
     fleet.settle()

@@ -61,7 +61,8 @@ def engine_message(engine: EngineView, group: GroupState, facts: FleetFacts) -> 
         if report.move is not None and report.move.error:
             return report.move.error
     if engine.serving and engine.version != facts.weights.version:
-        return f"at version {engine.version}, moving to {facts.weights.version}"
+        held = f"at version {engine.version}, " if engine.version else ""  # an apply takes the label away
+        return f"{held}moving to {facts.weights.version}"
     said = [report.message for report in engine.reports.values() if report.message]
     return said[0] if said else "starting again" if engine.record.incarnation > 1 else "starting"
 
