@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sglang_rollout.transfer.transports import TransportBroken, peer_copy
+from sglang_rollout.transfer.transports import TransportBroken, TransportUnable, peer_copy
 from sglang_rollout.transfer.transports.available import stuck
 from sglang_rollout.transfer.transports.peer_copy import PeerCopyReceiver
 
@@ -40,7 +40,7 @@ class Copy:
 @pytest.fixture(autouse=True)
 def nothing_is_stuck() -> Iterator[None]:
     yield
-    peer_copy.stuck.clear()
+    peer_copy._GOING_ON.clear()
 
 
 def run(
@@ -80,6 +80,17 @@ def test_a_copy_that_is_broken_off_is_waited_for(monkeypatch: pytest.MonkeyPatch
 def test_one_that_does_not_end_is_told_of(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     run(monkeypatch, math.inf, **{how: True})
     assert stuck()
+
+
+def test_no_other_group_begins_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would write over what the other has brought to the same place, after that was checked."""
+    copy = run(monkeypatch, math.inf, aborted=True)
+    with pytest.raises(TransportUnable, match="has not ended"):
+        PeerCopyReceiver({}, 0).join(5)
+    copy.looks = 2
+    with pytest.raises(TransportUnable, match="cannot be read"):  # it goes on to the trainer's memory
+        PeerCopyReceiver({}, 0).join(5)
+    assert not stuck()
 
 
 def test_none_is_begun_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def agent_transports(folder: Path) -> list[Transport]:
 
 def stuck() -> bool:
     """Whether something that was aborted may still write to where it was to receive."""
-    return bool(gloo.stuck or nccl.stuck or peer_copy.stuck)
+    return bool(gloo.stuck or nccl.stuck or peer_copy.stuck())
 
 
 def _current_gpu() -> int | None:

@@ -5,6 +5,7 @@ Memory that was exported is only freed when every agent has closed it: the sende
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -115,8 +116,8 @@ class PeerCopySender:
 _POOLS: dict[int, ExportPool] = {}
 """By GPU: what is exported outlives groups, since agents keep it open."""
 
-stuck: list[Any] = []
-"""Ends of copies that were broken off and go on all the same: they may still write to where they were to."""
+_GOING_ON: list[Any] = []
+"""Ends of copies that were broken off: until then they write to where they were to."""
 
 _OPENED: dict[str, dict[str, int]] = {}
 """Addresses of what this process has opened, by sender's process and handle: opening takes milliseconds."""
@@ -138,6 +139,8 @@ class PeerCopyReceiver:
 
         from ..gpu_bytes import flat_at
 
+        if not _see_out(time.monotonic() + seconds):
+            raise TransportUnable("a copy of before that was broken off has not ended")
         try:
             self._driver = CudaDriver(self._device)
             self._close_others()
@@ -185,7 +188,8 @@ class PeerCopyReceiver:
                 self._go_on(end)
                 time.sleep(POLL_SECONDS)
         except TransportBroken:
-            _see_out(done)
+            _GOING_ON.append(done)
+            _see_out(time.monotonic() + SETTLE_SECONDS)
             raise
 
     def _go_on(self, end: float) -> None:
@@ -216,15 +220,29 @@ class PeerCopyReceiver:
             del _OPENED[process]
 
 
-def _see_out(copied: Any) -> None:
-    """Nothing calls a copy back that was ordered: what it writes to must not be another's before it has ended."""
-    stuck.append(copied)
-    until = time.monotonic() + SETTLE_SECONDS
-    while not copied.query():
-        if time.monotonic() > until:
-            return
+def stuck() -> bool:
+    """Whether a copy that was broken off goes on. Nothing calls one back: what it writes to must not be another's, nor
+    be written by another, before it has ended."""
+    for copied in [one for one in _GOING_ON if _ended(one)]:
+        with contextlib.suppress(ValueError):  # another thread was faster
+            _GOING_ON.remove(copied)
+    return bool(_GOING_ON)
+
+
+def _ended(copied: Any) -> bool:
+    try:
+        return bool(copied.query())
+    except RuntimeError:  # of the GPU: this process can do nothing more with it
+        return False
+
+
+def _see_out(end: float) -> bool:
+    """Whether all that were broken off have ended, by then."""
+    while stuck():
+        if time.monotonic() > end:
+            return False
         time.sleep(POLL_SECONDS)
-    stuck.remove(copied)
+    return True
 
 
 def _pattern() -> Any:
