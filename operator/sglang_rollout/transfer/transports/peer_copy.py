@@ -5,7 +5,6 @@ Memory that was exported is only freed when every agent has closed it: the sende
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import threading
 import time
@@ -117,7 +116,9 @@ _POOLS: dict[int, ExportPool] = {}
 """By GPU: what is exported outlives groups, since agents keep it open."""
 
 _GOING_ON: list[Any] = []
-"""Ends of copies that were broken off: until then they write to where they were to."""
+"""Ends of copies that were ordered: until then they write to where they were to, broken off or not."""
+
+_ORDERING = threading.Lock()
 
 _OPENED: dict[str, dict[str, int]] = {}
 """Addresses of what this process has opened, by sender's process and handle: opening takes milliseconds."""
@@ -178,19 +179,21 @@ class PeerCopyReceiver:
     def _copy(self, into: Any, source: Any, end: float) -> None:
         import torch
 
-        self._go_on(end)
         stream = torch.cuda.Stream(self._device)
-        with torch.cuda.stream(stream):
-            into.copy_(source, non_blocking=True)
-        done = stream.record_event()
+        with _ORDERING:  # nobody sees it aborted and this copy not yet among those that go on
+            self._go_on(end)
+            with torch.cuda.stream(stream):
+                into.copy_(source, non_blocking=True)
+            done = stream.record_event()
+            _GOING_ON.append(done)
         try:
             while not done.query():
                 self._go_on(end)
                 time.sleep(POLL_SECONDS)
         except TransportBroken:
-            _GOING_ON.append(done)
             _see_out(time.monotonic() + SETTLE_SECONDS)
             raise
+        stuck()  # what has ended is forgotten
 
     def _go_on(self, end: float) -> None:
         """Raises TransportBroken."""
@@ -221,12 +224,11 @@ class PeerCopyReceiver:
 
 
 def stuck() -> bool:
-    """Whether a copy that was broken off goes on. Nothing calls one back: what it writes to must not be another's, nor
-    be written by another, before it has ended."""
-    for copied in [one for one in _GOING_ON if _ended(one)]:
-        with contextlib.suppress(ValueError):  # another thread was faster
-            _GOING_ON.remove(copied)
-    return bool(_GOING_ON)
+    """Whether a copy goes on; asked when all have ended or been broken off. Nothing calls one back: what it writes to
+    must not be another's, nor be written by another, before it has ended."""
+    with _ORDERING:
+        _GOING_ON[:] = [one for one in _GOING_ON if not _ended(one)]
+        return bool(_GOING_ON)
 
 
 def _ended(copied: Any) -> bool:
