@@ -37,9 +37,9 @@ def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch, free: int, reserved: int, all
     ("free", "whole", "size"),
     [
         (58 * GIB, 16 * GIB, 16 * GIB),
-        (30 * GIB, 16 * GIB, 30 * GIB // 4),
-        (58 * GIB, 0, 58 * GIB // 4),  # of an iterator it is not known
-        (GIB // 8, GIB, 64 << 20),
+        (30 * GIB, 16 * GIB, 30 * GIB // 8),
+        (58 * GIB, 0, 58 * GIB // 8),  # of an iterator it is not known
+        (GIB // 4, GIB, 64 << 20),
     ],
 )
 def test_what_is_handed_over(free: int, whole: int, size: int) -> None:

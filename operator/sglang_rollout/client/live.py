@@ -16,7 +16,7 @@ from .room import SenderRoom
 
 BY_VALUE_BYTES = 32 << 20  # of a bucket that travels as text in a request
 WHOLE_SHARE = 2  # of free memory that all weights in one bucket may take
-PART_SHARE = 4  # of free memory that a bucket may take otherwise: three may be there at once
+PART_SHARE = 8  # of free memory that a bucket may take otherwise: as many may be lent at once as engines ask
 
 
 def live_job(
