@@ -37,6 +37,14 @@ def interrupt_when(scene: Scene, holds: Callable[[dict[str, Any]], bool], then: 
     return thread
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_is_heard() -> Iterator[None]:
+    """What a shell starts with `&` ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def nothing() -> None:
     """Is done before Ctrl-C."""
 
