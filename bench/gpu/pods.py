@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -90,7 +89,6 @@ class GpuPod(LocalPod):
             if pid:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            shutil.rmtree(self.stage_folder, ignore_errors=True)
 
     def start_launcher(self) -> None:
         launcher = SOURCES / "sglang_rollout" / "engine" / "launcher.py"

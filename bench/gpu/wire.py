@@ -28,6 +28,7 @@ USUAL_MIB = 512
 CPU_BUCKET_BYTES = 32 << 10  # of the tiny shape: many, so that there is a middle
 START_SECONDS = 200.0
 BARE_SECONDS = 90.0
+ON_TWO_GPUS = {"direct", "tp2"}  # parts that cannot be on one
 PLAIN_ALL_REDUCE = "--disable-custom-all-reduce"  # SGLang's own compiles kernels and wants symmetric memory
 
 
@@ -60,8 +61,7 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
         count = 3 * len(sizes)
         call = partial(transfers, bench, [transport], sizes, 3)
         steps.append(Planned("sizes", f"sizes, {transport}", one, 3.5 * count, call))
-    if not given.one_gpu:
-        steps.append(Planned("direct", "direct", one, 15, lambda: direct(bench, [usual, sizes[-1]], 2)))
+    steps.append(Planned("direct", "direct", one, 15, lambda: direct(bench, [usual, sizes[-1]], 2)))
     for transport in named:
         steps += [
             Planned(
@@ -86,8 +86,8 @@ def planned(bench: Bench, given: argparse.Namespace) -> list[Planned]:
             Planned("tp2", "TP 2: many transfers by NCCL", tp2, 25, lambda: many(bench, "NCCL", usual, 60)),
         ]
     steps.append(Planned("tp2", "TP 2: commit after all", tp2, 20, lambda: final(bench, SHIPPED)))
-    left_out = {"tp2"} if given.one_gpu else set()
-    chosen = [step for step in steps if step.part in {*given.only} - left_out]
+    parts = {*given.only} - (ON_TWO_GPUS if given.one_gpu else set())
+    chosen = [step for step in steps if step.part in parts]
     # What only happens once: processes are started, memory is opened, communicators are made.
     return [step for step in steps if step in chosen or (step.part == "first" and step.engines in _engines(chosen))]
 

@@ -146,13 +146,16 @@ class LocalPod:
         return await asyncio.wait_for(asyncio.to_thread(self._launcher.wait), START_SECONDS)
 
     async def stop(self) -> None:
-        for process in (self._launcher, self._agent):
-            if process is not None and process.poll() is None:
-                process.terminate()
-                await asyncio.to_thread(process.wait, 30)
-        if self._session is not None:
-            await self._session.close()
-        shutil.rmtree(self.stage_folder, ignore_errors=True)
+        """Raises subprocess.TimeoutExpired; the stage's folder is gone all the same."""
+        try:
+            for process in (self._launcher, self._agent):
+                if process is not None and process.poll() is None:
+                    process.terminate()
+                    await asyncio.to_thread(process.wait, 30)
+            if self._session is not None:
+                await self._session.close()
+        finally:
+            shutil.rmtree(self.stage_folder, ignore_errors=True)
 
     # --- what lies in the pod ---
 

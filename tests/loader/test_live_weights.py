@@ -31,6 +31,21 @@ def host(size: int, device: torch.device) -> torch.Tensor:
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
+class Memory:
+    """Host memory that knows which of its buffers are still there."""
+
+    def __init__(self) -> None:
+        self._given: list[weakref.ref[torch.Tensor]] = []
+
+    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
+        flat = host(size, device)
+        self._given.append(weakref.ref(flat))
+        return flat
+
+    def held(self) -> int:
+        return sum(one() is not None for one in self._given)
+
+
 def surveyed(tensors: Any, bucket_bytes: int = 70) -> LiveWeights:
     weights = LiveWeights(tensors, bucket_bytes, host)
     weights.survey()
@@ -96,33 +111,25 @@ def test_the_first_bucket_is_as_it_was_told_of() -> None:
 
 
 def test_what_is_forgotten_is_freed_and_not_made_anew() -> None:
-    made: list[weakref.ref[torch.Tensor]] = []
-
-    def allocate(size: int, device: torch.device) -> torch.Tensor:
-        made.append(weakref.ref(flat := host(size, device)))
-        return flat
-
-    weights = LiveWeights(some(), 70, allocate)
+    memory = Memory()
+    weights = LiveWeights(some(), 70, memory.allocate)
     weights.survey()
     count = len(weights.manifest.buckets)
     weights.flat(count - 1)
+    assert memory.held() > 0
     weights.forget()
-    assert [one() for one in made] == [None] * len(made)
+    assert memory.held() == 0
     for number in range(count):
         with pytest.raises(WeightsChanged, match="not given any more"):
             weights.flat(number)
-    assert [one() for one in made] == [None] * len(made)
+    assert memory.held() == 0
 
 
 def test_nobody_waits_for_an_iterator_of_the_trainer_s_to_forget() -> None:
     """It may stand for ever, in a collective that other ranks do not come to; what it gives in the end is freed."""
     inside, goes_on = threading.Event(), threading.Event()
     passes = 0
-    made: list[weakref.ref[torch.Tensor]] = []
-
-    def allocate(size: int, device: torch.device) -> torch.Tensor:
-        made.append(weakref.ref(flat := host(size, device)))
-        return flat
+    memory = Memory()
 
     def one_by_one() -> Iterator[tuple[str, torch.Tensor]]:
         nonlocal passes
@@ -132,7 +139,7 @@ def test_nobody_waits_for_an_iterator_of_the_trainer_s_to_forget() -> None:
             assert goes_on.wait(10)
         yield from some().items()
 
-    weights = LiveWeights(one_by_one, 70, allocate)
+    weights = LiveWeights(one_by_one, 70, memory.allocate)
     weights.survey()
     maker = threading.Thread(target=weights.flat, args=(len(weights.manifest.buckets) - 1,))
     maker.start()
@@ -145,7 +152,7 @@ def test_nobody_waits_for_an_iterator_of_the_trainer_s_to_forget() -> None:
     finally:
         goes_on.set()
         maker.join(10)
-    assert [one() for one in made] == [None] * len(made)
+    assert memory.held() == 0
 
 
 def test_values_that_are_not_finite_are_counted() -> None:

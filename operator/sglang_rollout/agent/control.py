@@ -195,7 +195,6 @@ class Control:
             if isinstance(action, actions.Nothing):
                 self._message = action.why
                 if last is not None:
-                    self._publish()  # others may wait for it at a barrier
                     return 0.0  # what was assumed of the engine after the steps is to be read from it
                 return TICK_SECONDS if action.until is None else min(TICK_SECONDS, action.until - self._clock())
             if action == last:

@@ -78,6 +78,7 @@ class PodCaller(Generic[R]):
         self._on_call = on_call
         self._connection = PodConnection(target.ip, dialect.port, REPORT_BYTES)
         self._who = f"the {dialect.name} of {target.name}"
+        self._query = f"?{pod.QUERY_POD}={quote(target.uid)}"
 
     async def get_report(self, query: str, seconds: float) -> R:
         """query: what follows the pod's UID. Raises CallFailed."""
@@ -89,10 +90,6 @@ class PodCaller(Generic[R]):
 
     def close(self) -> None:
         self._connection.close()
-
-    @property
-    def _query(self) -> str:
-        return f"?{pod.QUERY_POD}={quote(self._target.uid)}"
 
     async def _call(self, operation: str, method: str, target: str, body: bytes, seconds: float) -> R:
         """A token that the pod refuses is replaced once: it may have been minted before the cluster's keys were
